@@ -1,0 +1,76 @@
+"""Every error a user can meet.
+
+    DFlashError
+    ├── ModelNotFound       no such catalogue name, hub id or folder
+    ├── DownloadFailed      a file could not be fetched, or did not match its checksum
+    ├── BadCheckpoint       a config or tensor file cannot be used
+    │   └── PairMismatch    a drafter that does not belong to its target
+    ├── InvalidRequest      a request field has an impossible value
+    │   ├── UnsupportedField    a field we know but cannot honour
+    │   └── ContextExceeded     a prompt longer than the model reads
+    └── RewindFailed        a cache was asked to go back further than it can
+
+Each message is one line: what was seen, what was expected, what to do. The command line prints it
+behind `error:` and exits 1; the server sends it with `status` and `code`.
+"""
+
+from typing import ClassVar
+
+
+class DFlashError(Exception):
+    """Something the user can act on."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class ModelNotFound(DFlashError):
+    """No such catalogue name, hub id or folder."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class DownloadFailed(DFlashError):
+    """A file could not be fetched, or did not match its checksum."""
+
+    status = 502
+    code = "download_failed"
+
+
+class BadCheckpoint(DFlashError):
+    """A config or tensor file cannot be used."""
+
+    status = 422
+    code = "bad_checkpoint"
+
+
+class PairMismatch(BadCheckpoint):
+    """A drafter that does not belong to its target."""
+
+    code = "pair_mismatch"
+
+
+class InvalidRequest(DFlashError):
+    """A request field has an impossible value."""
+
+    status = 400
+    code = "invalid_value"
+
+
+class UnsupportedField(InvalidRequest):
+    """A field we know but cannot honour."""
+
+    code = "unsupported_parameter"
+
+
+class ContextExceeded(InvalidRequest):
+    """A prompt longer than the model reads."""
+
+    code = "context_length_exceeded"
+
+
+class RewindFailed(DFlashError):
+    """A cache was asked to go back further than it can."""
+
+    code = "rewind_failed"

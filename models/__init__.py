@@ -1,0 +1,1 @@
+"""The ports: DFlash drafters and what they need, beside the catalogue of known pairs."""
