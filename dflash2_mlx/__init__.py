@@ -1,10 +1,10 @@
 """Language models on M-series Macs, several times faster, with the same output.
 
-    from dflash2_mlx import SamplingParams, generate, load_pair
+from dflash2_mlx import SamplingParams, generate, load_pair
 
-    pair = load_pair("smollm2-135m")
-    result = generate(pair, pair.encode_chat("Hello"), SamplingParams(), max_tokens=64)
-    print(result.text, result.tokens_per_pass)
+pair = load_pair("smollm2-135m")
+result = generate(pair, pair.encode_chat("Hello"), SamplingParams(), max_tokens=64)
+print(result.text, result.tokens_per_pass)
 """
 
 import importlib
@@ -15,10 +15,10 @@ from dflash2_mlx.blas import preload_blas
 preload_blas()  # before anything imports mlx.core
 
 if TYPE_CHECKING:
+    from dflash2_mlx.decode import Step
     from dflash2_mlx.generate import Generation, Result, generate, stream_generate
     from dflash2_mlx.pair import Pair, load_pair
     from dflash2_mlx.sampling import SamplingParams
-    from dflash2_mlx.decode import Step
 
 __version__ = "0.1.0"
 

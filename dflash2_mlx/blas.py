@@ -26,7 +26,7 @@ _state: BlasState | None = None
 
 
 def preload_blas() -> BlasState:
-    """Load MKL or OpenBLAS for MLX to use; a no-op off Linux x86-64 and with a CUDA build of MLX."""
+    """Load MKL or OpenBLAS for MLX; a no-op off Linux x86-64 and with a CUDA build."""
     global _state
     if _state is None:
         _state = _preload()
@@ -54,7 +54,9 @@ def _candidates() -> list[Path]:
     found = []
     try:
         files = importlib.metadata.files("mkl") or []
-        found += [Path(str(f.locate())).resolve() for f in files if f.name.startswith("libmkl_rt.so")]
+        found += [
+            Path(str(f.locate())).resolve() for f in files if f.name.startswith("libmkl_rt.so")
+        ]
     except importlib.metadata.PackageNotFoundError:
         pass
     if openblas := ctypes.util.find_library("openblas"):

@@ -1,0 +1,152 @@
+"""Keys and values of one attention layer, for any window, that can always be put back.
+
+mlx-lm's rotating cache cannot be trimmed once it is full. This one keeps its rows in the order of
+their positions, drops old ones in bulk, and so rewinds, sliding or not, by plain arithmetic.
+"""
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
+
+from dflash2_mlx.errors import RewindFailed
+
+STEP = 256
+
+
+class Snapshot(NamedTuple):
+    """What `KVCache.snapshot` remembers: references, since arrays are never changed in place."""
+
+    keys: mx.array | None
+    values: mx.array | None
+    start: int
+    offset: int
+    origin: int
+
+
+class KVCache:
+    """Keys and values `[B, heads, rows, head_dim]` of tokens `start .. offset-1`, mlx-lm's verbs.
+
+    With a `window` (a token sees itself and the `window - 1` before it) the rows stay below
+    `window + reserve + STEP` plus one append; `reserve` is how far a full window can be rewound.
+    """
+
+    def __init__(self, window: int | None = None, reserve: int = 64) -> None:
+        self.window = window
+        self.reserve = reserve
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.start = 0  # the position in row 0
+        self.offset = 0  # the position the next token takes
+        self.origin = 0  # tokens before it were never stored
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append rows, return all rows that the first of them can see, in order of position."""
+        num_new = keys.shape[2]
+        self._make_room(keys, values)
+        assert self.keys is not None
+        assert self.values is not None
+        row = self.offset - self.start
+        self.keys[..., row : row + num_new, :] = keys
+        self.values[..., row : row + num_new, :] = values
+        self.offset += num_new
+        rows = slice(self._first_visible(num_new) - self.start, self.offset - self.start)
+        return self.keys[..., rows, :], self.values[..., rows, :]
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """The causal mask for the next `N` tokens over the rows `update_and_fetch` will return."""
+        window = window_size or self.window
+        first = max(self.origin, self.offset - self.window + 1) if self.window else self.origin
+        num_before = self.offset - max(first, self.start)
+        if window is not None and num_before + N > window:
+            return create_causal_mask(N, num_before, window_size=window)
+        if return_array:
+            return create_causal_mask(N, num_before)
+        return None if N == 1 else "causal"
+
+    def skip(self, num_tokens: int) -> None:
+        """Drop all rows and move on by tokens that will never be looked at."""
+        self.keys = self.values = None
+        self.offset += num_tokens
+        self.start = self.origin = self.offset
+
+    def is_trimmable(self) -> bool:
+        """Always: that is what this class is for."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the last `n` tokens; raises `RewindFailed` when older rows are needed but gone."""
+        target = self.offset - n
+        needed = max(self.origin, target - self.window + 1) if self.window else self.origin
+        if n < 0 or target < self.origin or self.start > needed:
+            raise RewindFailed(
+                f"cannot rewind {n} of {self.offset} tokens: rows from position {needed} on are "
+                f"needed, {self.start} on are kept"
+            )
+        self.offset = target
+        return n
+
+    def snapshot(self) -> Snapshot:
+        """The present rows, free of cost; a later write copies instead of changing them."""
+        return Snapshot(self.keys, self.values, self.start, self.offset, self.origin)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot, also one further away than `trim` reaches."""
+        self.keys, self.values, self.start, self.offset, self.origin = snapshot
+
+    @property
+    def state(self) -> list[mx.array]:
+        """The arrays to evaluate."""
+        return [] if self.keys is None or self.values is None else [self.keys, self.values]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in self.state)
+
+    def rows(self) -> tuple[mx.array, mx.array]:
+        """The rows a next token would see, for comparing two caches."""
+        assert self.keys is not None
+        assert self.values is not None
+        rows = slice(self._first_visible(0) - self.start, self.offset - self.start)
+        return self.keys[..., rows, :], self.values[..., rows, :]
+
+    def size(self) -> int:
+        """Rows in use."""
+        return self.offset - self.start
+
+    def empty(self) -> bool:
+        """Whether nothing was stored yet."""
+        return self.keys is None
+
+    def _first_visible(self, num_new: int) -> int:
+        if self.window is None:
+            return self.start
+        return max(self.start, self.offset - num_new - self.window + 1)
+
+    def _make_room(self, keys: mx.array, values: mx.array) -> None:
+        num_new, used = keys.shape[2], self.offset - self.start
+        if self.keys is not None and used + num_new <= self.keys.shape[2]:
+            return
+        keep = used if self.window is None else min(used, self.window - 1 + self.reserve)
+        spare = num_new + (STEP if self.window else max(STEP, used // 8))
+        self.keys = _grown(self.keys, used - keep, used, spare, keys)
+        self.values = _grown(self.values, used - keep, used, spare, values)
+        self.start = self.offset - keep
+
+
+def _grown(old: mx.array | None, first: int, last: int, spare: int, like: mx.array) -> mx.array:
+    room = mx.zeros((*like.shape[:2], spare, like.shape[3]), dtype=like.dtype)
+    return room if old is None else mx.concatenate([old[..., first:last, :], room], axis=2)
+
+
+def rewindable(cache: Any) -> KVCache | None:
+    """Our cache in place of one of mlx-lm's attention caches; None for a kind we cannot rewind."""
+    kind = type(cache).__name__
+    if kind == "KVCache":
+        return KVCache()
+    if kind == "RotatingKVCache" and cache.keep == 0:
+        return KVCache(window=cache.max_size)
+    return None

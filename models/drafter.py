@@ -1,0 +1,121 @@
+"""The DFlash drafters: a block of tokens from one forward over the target's hidden states."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from dflash2_mlx.models import checkpoint
+from dflash2_mlx.models.cache import KVCache
+from dflash2_mlx.models.config import DrafterConfig
+from dflash2_mlx.models.layers import DecoderLayer
+from dflash2_mlx.models.selector import CandidateSelector, Trellis
+
+Embed = Callable[[mx.array], mx.array]
+Head = Callable[[mx.array], mx.array]
+Context = list[KVCache]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """T drafted tokens `[T]` uint32, and for DFlash 2 the trellis they were chosen from."""
+
+    tokens: mx.array
+    trellis: Trellis | None = None
+
+
+class Drafter(nn.Module):
+    """A DFlash drafter, bound to the embedding and head of its target.
+
+    Raises nothing at run time: `load_drafter` refuses what cannot work.
+    """
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layer_ids) * dim, dim, bias=False)
+        self.hidden_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.layers = [DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
+        self.norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        if config.selector_rank:
+            self.candidate_selector = CandidateSelector(
+                config.vocab_size, dim, config.selector_rank, config.selector_top_k
+            )
+
+    def bind(self, embed: Embed, head: Head) -> "Drafter":
+        """Share the target's raw embedding (ids -> `[.., D]`) and head (`[.., D]` -> `[.., V]`)."""
+        # Behind lambdas: a module set as an attribute would become one of our parameters.
+        self.embed = lambda ids: embed(ids)
+        self.head = lambda hidden: head(hidden)
+        return self
+
+    def make_context(self) -> Context:
+        """An empty context cache, one for each layer."""
+        config = self.config
+        return [KVCache(config.window(layer)) for layer in range(config.num_hidden_layers)]
+
+    def extend(self, context: Context, taps: mx.array) -> None:
+        """Take in the target's tapped hidden states `[1, S, taps * D]` of S committed tokens."""
+        rows = self._context_rows(context, taps)
+        for layer, cache in zip(self.layers, context, strict=True):
+            layer.self_attn.extend(rows, cache)
+
+    def propose(self, context: Context, taps: mx.array, anchor: mx.array, width: int) -> Proposal:
+        """Draft `width - 1` tokens behind `anchor` `[1]`, taking in `taps` `[1, S, taps * D]`.
+
+        `taps` are the committed tokens before the anchor that the context has not seen. One lazy
+        graph: nothing is read back.
+        """
+        hidden = self.hidden(context, taps, anchor, width)
+        logits = self.logits(hidden)
+        if not self.config.selector_rank:
+            return Proposal(mx.argmax(logits, axis=-1))
+        trellis = self.candidate_selector(hidden, logits, anchor)
+        return Proposal(trellis.tokens(trellis.walk()), trellis)
+
+    def hidden(self, context: Context, taps: mx.array, anchor: mx.array, width: int) -> mx.array:
+        """Final hidden states `[width - 1, D]` of the block's mask rows."""
+        masks = mx.full((width - 1,), self.config.mask_token_id, dtype=mx.uint32)
+        block = mx.concatenate([anchor.astype(mx.uint32), masks])[None]
+        x = self.embed(block).astype(taps.dtype) * self.config.input_embedding_scale
+        rows = self._context_rows(context, taps)
+        for layer, cache in zip(self.layers, context, strict=True):
+            x = layer(x, rows, cache)
+        out: mx.array = self.norm(x[0, 1:])
+        return out
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Logits `[T, V]` float32 of hidden states `[T, D]`, with the config's scale and cap."""
+        config = self.config
+        logits = self.head(hidden)[:, : config.vocab_size].astype(mx.float32)
+        logits = logits * config.output_multiplier
+        if cap := config.final_logit_softcapping:
+            logits = mx.tanh(logits / cap) * cap
+        return logits
+
+    def _context_rows(self, context: Context, taps: mx.array) -> mx.array:
+        """What every layer stores of the taps `[1, S, taps * D]` -> `[1, S', D]`."""
+        limit = self.config.context_rows
+        if limit is not None and (too_old := taps.shape[1] - limit) > 0:
+            for cache in context:
+                cache.skip(too_old)
+            taps = taps[:, too_old:]
+        rows: mx.array = self.hidden_norm(self.fc(taps))
+        return rows
+
+
+def load_drafter(folder: str | Path) -> Drafter:
+    """Load a drafter; bind it before use. Raises `BadCheckpoint` naming what does not fit."""
+    folder = Path(folder).expanduser()
+    config = checkpoint.read_json(folder / "config.json")
+    drafter = Drafter(DrafterConfig.from_dict(config))
+    weights = checkpoint.sanitize(checkpoint.read_weights(folder))
+    checkpoint.quantize_like(drafter, weights, config)
+    checkpoint.check_tensors(drafter, weights, folder)
+    drafter.load_weights(list(weights.items()))
+    drafter.eval()
+    mx.eval(drafter.parameters())
+    return drafter
