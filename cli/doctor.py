@@ -1,0 +1,110 @@
+"""`dflash2-mlx doctor`: what this machine has, and whether the engine works on it."""
+
+import json
+import os
+import platform
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+
+from dflash2_mlx.blas import blas_in_force, preload_blas
+from dflash2_mlx.cli.console import out, write
+from dflash2_mlx.errors import DFlashError
+
+PACKAGES = ("dflash2-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Look at this machine, and try the engine on a tiny random model."""
+    checks = _self_test()
+    report = {
+        **_machine(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "blas": _blas(),
+        "cache": "",
+        "checks": checks,
+        "ok": all(check["ok"] for check in checks),
+    }
+    if as_json:
+        write(json.dumps(report) + "\n")
+    else:
+        for line in _lines(report):
+            out.print(line, markup=False, soft_wrap=True)
+    if failed := [check["name"] for check in checks if not check["ok"]]:
+        raise DFlashError(f"self-test failed: {', '.join(failed)}; reinstall, or report the above")
+
+
+def _machine() -> dict[str, Any]:
+    device = _device()
+    return {
+        "platform": platform.platform(),
+        "macos": platform.mac_ver()[0] or None,
+        "python": f"{platform.python_version()} ({platform.machine()})",
+        "chip": device.get("device_name") or platform.processor() or platform.machine(),
+        "architecture": device.get("architecture"),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu_memory_bytes": device.get("max_recommended_working_set_size"),
+    }
+
+
+def _device() -> dict[str, Any]:
+    """What MLX says of its device; nothing when MLX cannot be loaded, which the checks report."""
+    try:
+        import mlx.core as mx
+
+        return dict(mx.device_info())
+    except Exception:
+        return {}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _blas() -> dict[str, str | None]:
+    in_force = blas_in_force()
+    return {"in_force": str(in_force) if in_force else None, "reason": preload_blas().reason}
+
+
+def _self_test() -> list[dict[str, Any]]:
+    try:
+        from dflash2_mlx import selftest
+
+        results = selftest.run()
+    except Exception as error:
+        results = [("start", False, f"{type(error).__name__}: {error}")]
+    return [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in results]
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    blas = report["blas"]
+    rows = {
+        "platform": report["platform"],
+        "macOS": report["macos"],
+        "python": report["python"],
+        "chip": _both(report["chip"], report["architecture"]),
+        "memory": _gigabytes(report["memory_bytes"]),
+        "for the GPU": _gigabytes(report["gpu_memory_bytes"]),
+        **{name: version or "not installed" for name, version in report["packages"].items()},
+        "BLAS": _both(blas["in_force"] or "MLX's own", blas["reason"]),
+        "cache": report["cache"],
+    }
+    checks = [
+        f"{'ok' if check['ok'] else 'FAILED':<8}{check['name']}: {check['detail']}"
+        for check in report["checks"]
+    ]
+    return [f"{name:<17}{value}" for name, value in rows.items() if value is not None] + checks
+
+
+def _both(main: str, detail: str | None) -> str:
+    return f"{main} ({detail})" if detail else main
+
+
+def _gigabytes(size: int | None) -> str | None:
+    return None if size is None else f"{size / 2**30:.1f} GiB"

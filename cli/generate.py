@@ -1,0 +1,82 @@
+"""`dflash2-mlx generate`: one prompt, one answer."""
+
+import json
+import sys
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from dflash2_mlx.cli.answer import show, summary
+from dflash2_mlx.cli.console import note, write
+from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, spread
+from dflash2_mlx.errors import InvalidRequest
+
+
+@spread
+def generate(
+    model: ModelOptions,
+    prompt: Annotated[
+        str, typer.Option(metavar="TEXT|-", help="What to answer; - reads it from stdin.")
+    ],
+    sampling: SamplingOptions,
+    system: Annotated[
+        str | None, typer.Option(metavar="S", help="Instructions that come before the prompt.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat format.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: the answer and its figures.")
+    ] = False,
+) -> None:
+    """Answer one prompt."""
+    if raw and system is not None:
+        raise typer.BadParameter("cannot be used with --raw", param_hint="--system")
+    messages = _messages(system, _stdin() if prompt == "-" else prompt)
+    params = sampling.params()
+    pair = model.load()
+
+    from dflash2_mlx.generate import stream_generate
+
+    generation = stream_generate(
+        pair,
+        pair.encode(messages[-1]["content"]) if raw else pair.encode_chat(messages),
+        params,
+        max_tokens=sampling.max_tokens,
+        block_size=model.block(),
+    )
+    with closing(generation):
+        show("" if as_json else step.text for step in generation)
+    if as_json:
+        write(json.dumps(generation.result.to_dict()) + "\n")
+    note(summary(generation.result))
+
+
+def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
+    """The prompt behind its system prompt, checked to be text."""
+    if not prompt:
+        raise InvalidRequest("prompt is empty; give --prompt some text")
+    texts = {"system": system, "user": prompt}
+    messages = [{"role": role, "content": text} for role, text in texts.items() if text is not None]
+    for message in messages:
+        _require_utf8(message["content"])
+    return messages
+
+
+def _stdin() -> str:
+    """All of stdin, without the newline that a shell puts at its end."""
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        seen = f"byte {data[error.start]:#04x} at {error.start}"
+        raise InvalidRequest(f"prompt: stdin is not UTF-8 ({seen}); convert it first") from None
+
+
+def _require_utf8(text: str) -> None:
+    # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{text!a} is not UTF-8; convert it first") from None
