@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dflash2_mlx.cli.console import write
 
 if TYPE_CHECKING:
-    from dflash2_mlx.generate import Result
+    from dflash2_mlx.generation import Result
 
 
 def show(pieces: Iterable[str]) -> None:
@@ -24,12 +24,17 @@ def show(pieces: Iterable[str]) -> None:
 def summary(result: "Result") -> str:
     """One line: how much came, how fast, whether drafting helped, and whether it was cut."""
     state = result.effective
+    num_tokens = _counted(result.completion_tokens, "token")
     parts = [
-        f"{result.completion_tokens} tokens",
+        num_tokens,
         f"{result.decode_tokens_per_s:.1f} tok/s",
         f"{result.tokens_per_pass:.2f} tokens per pass",
         f"drafting {'on' if state.drafting else 'off'}: {state.reason}",
     ]
     if result.finish_reason == "length":
-        parts.append(f"stopped at {result.completion_tokens} tokens")
+        parts.append(f"stopped at {num_tokens}")
     return " · ".join(parts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -11,6 +11,8 @@ from dflash2_mlx.cli.chat import chat
 from dflash2_mlx.cli.console import complain, out
 from dflash2_mlx.cli.doctor import doctor
 from dflash2_mlx.cli.generate import generate
+from dflash2_mlx.cli.models import models
+from dflash2_mlx.cli.pull import pull
 
 app = typer.Typer(
     name="dflash2-mlx",
@@ -21,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, generate, doctor):
+for command in (chat, generate, models, pull, doctor):
     app.command()(command)
 
 

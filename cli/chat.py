@@ -4,15 +4,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash2_mlx.checkpoint import cache_root
 from dflash2_mlx.cli.answer import show, summary
 from dflash2_mlx.cli.console import complain, note
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command
-from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, spread
+from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, prompt_option, spread
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def chat(
     model: ModelOptions,
     sampling: SamplingOptions,
     system: Annotated[
-        str | None, typer.Option(metavar="S", help="Instructions that come before the first turn.")
+        str | None, prompt_option(metavar="S", help="Instructions that come before the first turn.")
     ] = None,
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Keep no file of what you typed.")
@@ -125,7 +125,7 @@ def make_session(history: "History", output: "Output | None" = None) -> "PromptS
 
     commands = WordCompleter(list(COMMANDS), meta_dict=COMMANDS, sentence=True)
     return PromptSession(
-        [("ansicyan", "> ")],
+        [("", "\n"), ("ansicyan", "> ")],
         multiline=True,
         key_bindings=_keys(),
         prompt_continuation="  ",
@@ -159,8 +159,8 @@ def make_history(*, kept: bool) -> "History":
 
     if not kept:
         return InMemoryHistory()
-    root = os.environ.get("DFLASH2_MLX_CACHE")
-    path = (Path(root) if root else user_state_path("dflash2-mlx")) / "chat_history"
+    moved = os.environ.get("DFLASH2_MLX_CACHE")
+    path = (cache_root() if moved else user_state_path("dflash2-mlx")) / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

@@ -26,7 +26,7 @@ def write(text: str) -> None:
 
 def note(text: str, style: str = "muted") -> None:
     """Write one line to stderr in a style of the theme; brackets in `text` are only text."""
-    line = " ".join(text.split())
+    line = " ".join(part.strip() for part in text.splitlines())
     err.print(line, style=style, markup=False, emoji=False, soft_wrap=True)
 
 

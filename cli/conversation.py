@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Literal
 from dflash2_mlx.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from dflash2_mlx.generate import Result
+    from dflash2_mlx.generation import Result
     from dflash2_mlx.pair import Pair
     from dflash2_mlx.sampling import SamplingParams
 
 COMMANDS = {
     "/reset": "forget the conversation so far",
-    "/system": "/system TEXT sets the instructions, /system alone shows them",
-    "/save": "/save FILE.md or FILE.json writes the conversation",
+    "/system": "TEXT sets the instructions; alone it shows them",
+    "/save": "FILE.md or FILE.json: write the conversation there",
     "/help": "show these commands",
-    "/quit": "leave (as does Ctrl-D)",
+    "/quit": "leave, as Ctrl-D does",
 }
 
 
@@ -75,7 +75,7 @@ class Conversation:
         Raises:
             DFlashError: the question cannot be answered, for instance for its length.
         """
-        from dflash2_mlx.generate import stream_generate
+        from dflash2_mlx.generation import stream_generate
 
         self.result = None
         question = {"role": "user", "content": text}

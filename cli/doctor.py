@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dflash2_mlx.blas import blas_in_force, preload_blas
+from dflash2_mlx.checkpoint import cache_root
 from dflash2_mlx.cli.console import out, write
 from dflash2_mlx.errors import DFlashError
 
@@ -24,7 +25,7 @@ def doctor(
         **_machine(),
         "packages": {name: _version(name) for name in PACKAGES},
         "blas": _blas(),
-        "cache": "",
+        "cache": str(cache_root()),
         "checks": checks,
         "ok": all(check["ok"] for check in checks),
     }

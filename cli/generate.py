@@ -9,22 +9,22 @@ import typer
 
 from dflash2_mlx.cli.answer import show, summary
 from dflash2_mlx.cli.console import note, write
-from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, spread
+from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, prompt_option, spread
 from dflash2_mlx.errors import InvalidRequest
 
 
 @spread
 def generate(
-    model: ModelOptions,
     prompt: Annotated[
-        str, typer.Option(metavar="TEXT|-", help="What to answer; - reads it from stdin.")
+        str, prompt_option(metavar="TEXT|-", help="What to answer; - reads it from stdin.")
     ],
+    model: ModelOptions,
     sampling: SamplingOptions,
     system: Annotated[
-        str | None, typer.Option(metavar="S", help="Instructions that come before the prompt.")
+        str | None, prompt_option(metavar="S", help="Instructions that come before the prompt.")
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat format.")
+        bool, prompt_option("--raw", help="Continue the prompt as it is, without a chat format.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: the answer and its figures.")
@@ -37,7 +37,7 @@ def generate(
     params = sampling.params()
     pair = model.load()
 
-    from dflash2_mlx.generate import stream_generate
+    from dflash2_mlx.generation import stream_generate
 
     generation = stream_generate(
         pair,

@@ -26,6 +26,7 @@ DType = Literal["auto", "stored", "float32", "bfloat16"]
 model_option = functools.partial(typer.Option, rich_help_panel="Model")
 speed_option = functools.partial(typer.Option, rich_help_panel="Speed (the answer stays the same)")
 answer_option = functools.partial(typer.Option, rich_help_panel="Answer")
+prompt_option = functools.partial(typer.Option, rich_help_panel="Prompt")
 choice_option = functools.partial(typer.Option, rich_help_panel="Choice of words")
 
 
@@ -43,7 +44,11 @@ class ModelOptions:
         ),
     ]
     dtype: Annotated[
-        DType, model_option(help="Number format to compute in; auto takes the fastest that fits.")
+        DType,
+        model_option(
+            metavar="FORMAT",
+            help="auto takes the fastest that fits; or stored, float32, bfloat16.",
+        ),
     ] = "auto"
     drafter: Annotated[
         str | None,

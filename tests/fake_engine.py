@@ -1,0 +1,113 @@
+"""An engine that says what it is told to, and remembers what it was asked."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dflash2_mlx.errors import ContextExceeded
+
+EFFECTIVE = {
+    "target": "tiny",
+    "drafter": "tiny-drafter",
+    "target_bits": 4,
+    "drafter_bits": None,
+    "block_size": 5,
+    "drafting": True,
+    "reason": "block 5 from the checkpoint",
+}
+
+
+def effective() -> SimpleNamespace:
+    return SimpleNamespace(**EFFECTIVE, describe=lambda: "tiny with tiny-drafter, block 5")
+
+
+@dataclass
+class FakeEngine:
+    """Pieces of text, or errors to raise, that every answer is made of; and all calls so far."""
+
+    script: Sequence[str | BaseException] = ("Hel", "lo")
+    finish_reason: str = "stop"
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    prompts: list[str | list[dict[str, str]]] = field(default_factory=list)
+
+    def load_pair(self, target: str, drafter: Any = None, **options: Any) -> "FakePair":
+        self.loads.append({"target": target, "drafter": drafter, **options})
+        return FakePair(self)
+
+    def stream_generate(
+        self, pair: "FakePair", prompt_ids: list[int], sampling: Any = None, **options: Any
+    ) -> "FakeGeneration":
+        if len(prompt_ids) > pair.context_limit:
+            raise ContextExceeded(f"prompt has {len(prompt_ids)} tokens, the model reads 999")
+        self.requests.append({"prompt_ids": prompt_ids, "sampling": sampling, **options})
+        return FakeGeneration(self)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeEngine":
+        monkeypatch.setattr("dflash2_mlx.pair.load_pair", self.load_pair)
+        monkeypatch.setattr("dflash2_mlx.generation.stream_generate", self.stream_generate)
+        return self
+
+
+class FakePair:
+    name = "tiny"
+    notes = ("dequantized to [float32]",)
+    context_limit = 999
+
+    def __init__(self, engine: FakeEngine | None = None) -> None:
+        self.engine = engine or FakeEngine()
+
+    def encode(self, text: str) -> list[int]:
+        self.engine.prompts.append(text)
+        return list(text.encode())
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        self.engine.prompts.append([dict(message) for message in messages])
+        return list("".join(message["content"] for message in messages).encode())
+
+    def effective(self, block_size: str | int = "auto") -> SimpleNamespace:
+        return effective()
+
+
+class FakeGeneration:
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.pieces: list[str] = []
+        self.closed = False
+        self.steps = self._run()
+
+    def _run(self) -> Iterator[SimpleNamespace]:
+        for number, piece in enumerate(self.engine.script, 1):
+            if isinstance(piece, BaseException):
+                raise piece
+            self.pieces.append(piece)
+            last = number == len(self.engine.script)
+            yield SimpleNamespace(
+                text=piece, finish_reason=self.engine.finish_reason if last else None
+            )
+
+    def __iter__(self) -> "FakeGeneration":
+        return self
+
+    def __next__(self) -> SimpleNamespace:
+        return next(self.steps)
+
+    def close(self) -> None:
+        self.closed = True
+        self.steps.close()
+
+    @property
+    def result(self) -> SimpleNamespace:
+        finished = len(self.pieces) == len(self.engine.script)
+        figures = {
+            "text": "".join(self.pieces),
+            "finish_reason": self.engine.finish_reason if finished else None,
+            "completion_tokens": len(self.pieces),
+            "decode_tokens_per_s": 12.34,
+            "tokens_per_pass": 2.5,
+        }
+        as_dict = {**figures, "effective": EFFECTIVE}
+        return SimpleNamespace(**figures, effective=effective(), to_dict=lambda: as_dict)

@@ -1,0 +1,64 @@
+"""`doctor` tells what is here, and fails when the engine does not work."""
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dflash2_mlx.cli.app import app
+from dflash2_mlx.errors import DFlashError
+
+GOOD = ("greedy", True, "12 of 12 tokens equal")
+BAD = ("rewind", False, "3 of 12 tokens equal")
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def doctor(checks: Any, *options: str) -> Result:
+        selftest = SimpleNamespace(run=checks if callable(checks) else lambda: checks)
+        monkeypatch.setitem(sys.modules, "dflash2_mlx.selftest", selftest)
+        monkeypatch.setattr("dflash2_mlx.selftest", selftest, raising=False)
+        return CliRunner().invoke(app, ["doctor", *options])
+
+    return doctor
+
+
+def test_a_machine_where_all_works_is_exit_code_0(doctor: Any) -> None:
+    result = doctor([GOOD])
+    assert result.exit_code == 0
+    assert "ok      greedy: 12 of 12 tokens equal\n" in result.stdout
+
+
+def test_a_failed_check_is_exit_code_1_and_named(doctor: Any) -> None:
+    result = doctor([GOOD, BAD])
+    assert isinstance(result.exception, DFlashError)
+    assert "self-test failed: rewind" in str(result.exception)
+    assert "FAILED  rewind: 3 of 12 tokens equal\n" in result.stdout
+
+
+def test_an_engine_that_cannot_start_is_a_failed_check(doctor: Any) -> None:
+    def run() -> None:
+        raise ImportError("no module named mlx")
+
+    result = doctor(run)
+    assert isinstance(result.exception, DFlashError)
+    assert "FAILED  start: ImportError: no module named mlx\n" in result.stdout
+
+
+def test_json_is_one_object_with_all_that_a_report_needs(doctor: Any) -> None:
+    result = doctor([GOOD, BAD], "--json")
+    report = json.loads(result.stdout)
+    assert report["ok"] is False
+    assert report["checks"][1] == dict(zip(("name", "ok", "detail"), BAD, strict=True))
+    assert report["packages"]["mlx"]
+    assert report["memory_bytes"] > 0
+    assert set(report["blas"]) == {"in_force", "reason"}
+    assert {"platform", "macos", "python", "chip", "cache"} <= set(report)
+
+
+def test_the_text_names_the_versions_and_the_blas(doctor: Any) -> None:
+    names = [line.split()[0] for line in doctor([GOOD]).stdout.splitlines()]
+    assert {"platform", "chip", "mlx", "mlx-lm", "transformers", "BLAS", "cache"} <= set(names)

@@ -1,0 +1,82 @@
+"""The commands on the real engine, with a tiny random target."""
+
+import json
+from typing import Any
+
+import pytest
+from tiny import ScriptedDrafter, pair_of, plain_ids, tiny_pair, tiny_target
+from typer.testing import CliRunner, Result
+
+from dflash2_mlx.cli.app import app
+from dflash2_mlx.pair import Pair
+from dflash2_mlx.target import Target
+
+PROMPT = "Once upon"
+FIELDS = (
+    "text, token_ids, finish_reason, prompt_tokens, completion_tokens, cached_tokens, passes, "
+    "accepted, tokens_per_pass, decode_tokens_per_s, prefill_tokens_per_s, ttft_s, "
+    "peak_memory_bytes, effective"
+)
+STATE = "target, drafter, target_bits, drafter_bits, block_size, drafting, reason, seed"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, pair: Pair, *args: str, stdin: str = "") -> Result:
+    monkeypatch.setattr("dflash2_mlx.pair.load_pair", lambda *_, **__: pair)
+    result = CliRunner().invoke(app, [args[0], "--model", "tiny", *args[1:]], input=stdin)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def generate(monkeypatch: pytest.MonkeyPatch, pair: Pair, *options: str) -> Result:
+    return run(monkeypatch, pair, "generate", "--prompt", PROMPT, "--raw", *options)
+
+
+def pair_that_is_always_right() -> Pair:
+    """Its drafter knows the target's next 80 tokens; nothing ends an answer."""
+    ids = plain_ids(tiny_target(), list(PROMPT.encode()), 80, ends=())
+    first = len(PROMPT) - 1
+    drafter = ScriptedDrafter(lambda at, width: ids[at - first :][: width - 1])
+    return pair_of(Target(tiny_target(), taps=[0]), drafter, end_tokens=frozenset())
+
+
+def test_json_has_every_field_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: dict[str, Any] = json.loads(
+        generate(monkeypatch, tiny_pair(), "--json", "--max-tokens", "3").stdout
+    )
+    assert ", ".join(printed) == FIELDS
+    assert ", ".join(printed["effective"]) == STATE
+
+
+@pytest.mark.parametrize("block", [1, 2, 4, 8])
+def test_block_size_is_the_width_of_every_pass(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    pair = pair_that_is_always_right()
+    options = ("--block-size", str(block), "--max-tokens", "24", "--json")
+    printed = json.loads(generate(monkeypatch, pair, *options).stdout)
+    assert printed["accepted"] == [block] * (24 // block)
+    assert set(pair.drafter.widths) == ({block} if block > 1 else set())
+    assert printed["effective"]["block_size"] == block
+
+
+def test_a_drafter_drafts_without_being_told_how_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = generate(monkeypatch, pair_that_is_always_right(), "--max-tokens", "24")
+    state, figures = result.stderr.splitlines()
+    assert "drafting on: block 8" in state
+    assert "8.00 tokens per pass · drafting on: block 8" in figures
+
+
+def test_an_answer_without_a_limit_goes_on_to_the_end_of_the_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = pair_of(Target(tiny_target()), end_tokens=frozenset(), context_limit=109)
+    assert "stopped at 100 tokens" in generate(monkeypatch, pair).stderr
+
+
+def test_a_chat_remembers_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = pair_of(Target(tiny_target()), end_tokens=frozenset())
+    said: list[list[dict[str, str]]] = []
+    encode = pair.encode_chat
+    monkeypatch.setattr(pair, "encode_chat", lambda turns: said.append(turns) or encode(turns))
+    run(monkeypatch, pair, "chat", "--max-tokens", "3", stdin="Hi\nBye\n")
+    roles = [turn["role"] for turn in said[1]]
+    assert roles == ["user", "assistant", "user"]
+    assert (said[1][0]["content"], said[1][2]["content"]) == ("Hi", "Bye")

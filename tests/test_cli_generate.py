@@ -1,0 +1,102 @@
+"""`generate`: stdout is the answer, stderr everything else."""
+
+import json
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from typer.testing import CliRunner, Result
+
+from dflash2_mlx.cli.app import app
+from dflash2_mlx.errors import InvalidRequest
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    return FakeEngine().install(monkeypatch)
+
+
+def run(*options: str, stdin: str | bytes = "") -> Result:
+    return CliRunner().invoke(app, ["generate", "--model", "tiny", *options], input=stdin)
+
+
+def test_stdout_is_the_answer_and_nothing_else(engine: FakeEngine) -> None:
+    assert run("--prompt", "Hi").stdout == "Hello\n"
+
+
+def test_stderr_tells_the_effective_state_what_loading_announced_and_the_figures(
+    engine: FakeEngine,
+) -> None:
+    lines = run("--prompt", "Hi").stderr.splitlines()
+    assert lines == [
+        "dequantized to [float32]",
+        "tiny with tiny-drafter, block 5",
+        "2 tokens · 12.3 tok/s · 2.50 tokens per pass · drafting on: block 5 from the checkpoint",
+    ]
+
+
+def test_a_cut_answer_says_where_it_stopped(engine: FakeEngine) -> None:
+    engine.finish_reason = "length"
+    assert "stopped at 2 tokens" in run("--prompt", "Hi").stderr
+
+
+def test_a_whole_answer_does_not_claim_to_be_cut(engine: FakeEngine) -> None:
+    assert "stopped" not in run("--prompt", "Hi").stderr
+
+
+def test_json_is_one_object_on_stdout(engine: FakeEngine) -> None:
+    printed = run("--prompt", "Hi", "--json").stdout
+    assert printed.count("\n") == 1
+    assert json.loads(printed)["text"] == "Hello"
+    assert json.loads(printed)["effective"]["block_size"] == 5
+
+
+def test_a_prompt_goes_through_the_chat_template_behind_its_system_prompt(
+    engine: FakeEngine,
+) -> None:
+    run("--prompt", "Hi", "--system", "Be brief")
+    assert engine.prompts == [
+        [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]
+    ]
+
+
+def test_a_raw_prompt_is_sent_as_it_is(engine: FakeEngine) -> None:
+    run("--prompt", " Hi\n", "--raw")
+    assert engine.prompts == [" Hi\n"]
+
+
+def test_a_dash_reads_stdin_without_the_newline_at_its_end(engine: FakeEngine) -> None:
+    run("--prompt", "-", "--raw", stdin="two\nlïnes\n\n")
+    assert engine.prompts == ["two\nlïnes\n"]
+
+
+@pytest.mark.parametrize(
+    ("options", "stdin", "told"),
+    [
+        (("--prompt", ""), "", "prompt is empty"),
+        (("--prompt", "-"), "\n", "prompt is empty"),
+        (("--prompt", "-"), b"abc\xff", "byte 0xff at 3"),
+        (("--prompt", "\udcff"), "", "is not UTF-8"),
+        (("--prompt", "Hi", "--system", "\udcff"), "", "is not UTF-8"),
+    ],
+)
+def test_a_prompt_without_text_is_refused_before_anything_is_loaded(
+    engine: FakeEngine, options: Any, stdin: Any, told: str
+) -> None:
+    result = run(*options, stdin=stdin)
+    assert isinstance(result.exception, InvalidRequest)
+    assert told in str(result.exception)
+    assert not engine.loads
+
+
+def test_a_system_prompt_has_no_place_in_a_raw_prompt(engine: FakeEngine) -> None:
+    result = run("--prompt", "Hi", "--raw", "--system", "Be brief")
+    assert result.exit_code == 2
+    assert "--system" in result.stderr
+
+
+def test_ctrl_c_exits_130_and_leaves_what_came(engine: FakeEngine) -> None:
+    engine.script = ("Hel", KeyboardInterrupt())
+    result = run("--prompt", "Hi")
+    assert result.exit_code == 130
+    assert result.stdout == "Hel\n"

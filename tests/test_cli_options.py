@@ -1,0 +1,141 @@
+"""Every option is either handed to the engine as it was given, or refused."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from typer.testing import CliRunner, Result
+
+from dflash2_mlx.cli.app import app
+from dflash2_mlx.generation import stream_generate
+from dflash2_mlx.pair import load_pair
+from dflash2_mlx.sampling import SamplingParams
+
+LOADING = {
+    "target": ("--model", "some/model", "some/model"),
+    "drafter": ("--drafter", "some/drafter", "some/drafter"),
+    "drafter_bits": ("--drafter-bits", "4", 4),
+    "dtype": ("--dtype", "bfloat16", "bfloat16"),
+}
+SAMPLING = {
+    "temperature": ("--temperature", "0.7", 0.7),
+    "top_p": ("--top-p", "0.9", 0.9),
+    "top_k": ("--top-k", "40", 40),
+    "min_p": ("--min-p", "0.05", 0.05),
+    "repetition_penalty": ("--repetition-penalty", "1.1", 1.1),
+    "presence_penalty": ("--presence-penalty", "-0.5", -0.5),
+    "frequency_penalty": ("--frequency-penalty", "0.5", 0.5),
+    "logit_bias": ("--logit-bias", "42=-100,7=2.5", {42: -100.0, 7: 2.5}),
+    "seed": ("--seed", "0", 0),
+    "stop": ("--stop", "END", ("END",)),
+}
+RUNNING = {
+    "max_tokens": ("--max-tokens", "7", 7),
+    "block_size": ("--block-size", "4", 4),
+}
+
+
+@pytest.fixture(params=["generate", "chat"])
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    engine = FakeEngine().install(monkeypatch)
+    prompt = ["--prompt", "Hi"] if request.param == "generate" else []
+
+    def run(*options: str) -> tuple[FakeEngine, Result]:
+        model = [] if "--model" in options else ["--model", "tiny"]
+        args = [request.param, *model, *prompt, *options]
+        return engine, CliRunner().invoke(app, args, input="Hi\n")
+
+    return run
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_a_loading_option_reaches_load_pair(run: Any, name: str) -> None:
+    option, text, value = LOADING[name]
+    engine, result = run(option, text)
+    assert result.exit_code == 0, result.output
+    assert engine.loads[0][name] == value
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_sampling_option_reaches_the_engine(run: Any, name: str) -> None:
+    option, text, value = SAMPLING[name]
+    engine, result = run(option, text)
+    assert result.exit_code == 0, result.output
+    sampling = engine.requests[0]["sampling"]
+    assert getattr(sampling, name) == value
+    assert dataclasses.replace(sampling, **{name: getattr(SamplingParams(), name)}) == (
+        SamplingParams()
+    )
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_running_option_reaches_stream_generate(run: Any, name: str) -> None:
+    option, text, value = RUNNING[name]
+    engine, result = run(option, text)
+    assert result.exit_code == 0, result.output
+    assert engine.requests[0][name] == value
+
+
+def test_the_tables_above_name_all_that_the_engine_takes() -> None:
+    assert {*LOADING, "progress"} == set(inspect.signature(load_pair).parameters)
+    assert set(SAMPLING) == {field.name for field in dataclasses.fields(SamplingParams)}
+    assert {*RUNNING, "pair", "prompt_ids", "sampling"} == set(
+        inspect.signature(stream_generate).parameters
+    )
+
+
+@pytest.mark.parametrize("size", ["2", "4", "8"])
+def test_a_block_size_reaches_the_engine_as_the_number_it_is(run: Any, size: str) -> None:
+    engine, _ = run("--block-size", size)
+    assert engine.requests[0]["block_size"] == int(size)
+
+
+def test_without_options_the_engine_decides(run: Any) -> None:
+    engine, _ = run()
+    (load,), (request,) = engine.loads, engine.requests
+    assert load == {"target": "tiny", "drafter": None, "drafter_bits": None, "dtype": None}
+    assert request["sampling"] == SamplingParams()
+    assert request["max_tokens"] is None
+    assert request["block_size"] == "auto"
+
+
+def test_no_draft_loads_no_drafter(run: Any) -> None:
+    engine, _ = run("--no-draft")
+    assert engine.loads[0]["drafter"] is False
+
+
+def test_stop_strings_keep_their_number_and_order(run: Any) -> None:
+    engine, _ = run("--stop", "b", "--stop", " a")
+    assert engine.requests[0]["sampling"].stop == ("b", " a")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--drafter", "d", "--no-draft"),
+        ("--block-size", "four"),
+        ("--temperature", "warm"),
+        ("--max-tokens", "many"),
+        ("--dtype", "float12"),
+        ("--logit-bias", "1:2"),
+        ("--logit-bias", "1=x"),
+        ("--logit-bias", ""),
+        ("--logit-bias", "1=2,1=3"),
+        ("--temprature", "1"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_refused_before_anything_is_loaded(run: Any, options: Any) -> None:
+    engine, result = run(*options)
+    assert result.exit_code == 2
+    assert options[0] in result.stderr
+    assert not engine.loads
+
+
+def test_an_impossible_value_is_refused_by_name_before_anything_is_loaded(run: Any) -> None:
+    engine, result = run("--temperature", "-1")
+    assert result.exit_code == 1
+    assert "temperature" in str(result.exception)
+    assert not engine.loads
