@@ -47,8 +47,10 @@ class KVCache:
         assert self.keys is not None
         assert self.values is not None
         row = self.offset - self.start
-        self.keys[..., row : row + num_new, :] = keys
-        self.values[..., row : row + num_new, :] = values
+        # Not by item assignment, which would change the array that a snapshot refers to.
+        at = mx.array([row])
+        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
+        self.values = mx.slice_update(self.values, values, at, axes=(2,))
         self.offset += num_new
         rows = slice(self._first_visible(num_new) - self.start, self.offset - self.start)
         return self.keys[..., rows, :], self.values[..., rows, :]

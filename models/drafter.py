@@ -45,6 +45,12 @@ class Drafter(nn.Module):
                 config.vocab_size, dim, config.selector_rank, config.selector_top_k
             )
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What activations are computed in."""
+        dtype: mx.Dtype = self.norm.weight.dtype
+        return dtype
+
     def bind(self, embed: Embed, head: Head) -> "Drafter":
         """Share the target's raw embedding (ids -> `[.., D]`) and head (`[.., D]` -> `[.., V]`)."""
         # Behind lambdas: a module set as an attribute would become one of our parameters.
@@ -52,10 +58,20 @@ class Drafter(nn.Module):
         self.head = lambda hidden: head(hidden)
         return self
 
+    @property
+    def context_rows(self) -> int | None:
+        """Committed tokens a block can look back at, None for all."""
+        return self.config.context_rows
+
     def make_context(self) -> Context:
         """An empty context cache, one for each layer."""
         config = self.config
         return [KVCache(config.window(layer)) for layer in range(config.num_hidden_layers)]
+
+    def skip(self, context: Context, num_tokens: int) -> None:
+        """Move on by tokens too old for any block to see."""
+        for cache in context:
+            cache.skip(num_tokens)
 
     def extend(self, context: Context, taps: mx.array) -> None:
         """Take in the target's tapped hidden states `[1, S, taps * D]` of S committed tokens."""
@@ -63,11 +79,13 @@ class Drafter(nn.Module):
         for layer, cache in zip(self.layers, context, strict=True):
             layer.self_attn.extend(rows, cache)
 
-    def propose(self, context: Context, taps: mx.array, anchor: mx.array, width: int) -> Proposal:
+    def propose(
+        self, context: Context, taps: mx.array | None, anchor: mx.array, width: int
+    ) -> Proposal:
         """Draft `width - 1` tokens behind `anchor` `[1]`, taking in `taps` `[1, S, taps * D]`.
 
-        `taps` are the committed tokens before the anchor that the context has not seen. One lazy
-        graph: nothing is read back.
+        `taps` are of the committed tokens before the anchor that the context has not seen (None: it
+        has seen all). One lazy graph: nothing is read back.
         """
         hidden = self.hidden(context, taps, anchor, width)
         logits = self.logits(hidden)
@@ -76,12 +94,14 @@ class Drafter(nn.Module):
         trellis = self.candidate_selector(hidden, logits, anchor)
         return Proposal(trellis.tokens(trellis.walk()), trellis)
 
-    def hidden(self, context: Context, taps: mx.array, anchor: mx.array, width: int) -> mx.array:
+    def hidden(
+        self, context: Context, taps: mx.array | None, anchor: mx.array, width: int
+    ) -> mx.array:
         """Final hidden states `[width - 1, D]` of the block's mask rows."""
         masks = mx.full((width - 1,), self.config.mask_token_id, dtype=mx.uint32)
         block = mx.concatenate([anchor.astype(mx.uint32), masks])[None]
-        x = self.embed(block).astype(taps.dtype) * self.config.input_embedding_scale
-        rows = self._context_rows(context, taps)
+        x = self.embed(block).astype(self.dtype) * self.config.input_embedding_scale
+        rows = None if taps is None else self._context_rows(context, taps)
         for layer, cache in zip(self.layers, context, strict=True):
             x = layer(x, rows, cache)
         out: mx.array = self.norm(x[0, 1:])
@@ -100,10 +120,9 @@ class Drafter(nn.Module):
         """What every layer stores of the taps `[1, S, taps * D]` -> `[1, S', D]`."""
         limit = self.config.context_rows
         if limit is not None and (too_old := taps.shape[1] - limit) > 0:
-            for cache in context:
-                cache.skip(too_old)
+            self.skip(context, too_old)
             taps = taps[:, too_old:]
-        rows: mx.array = self.hidden_norm(self.fc(taps))
+        rows: mx.array = self.hidden_norm(self.fc(taps.astype(self.dtype)))
         return rows
 
 

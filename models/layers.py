@@ -37,16 +37,17 @@ class Attention(nn.Module):
             max_position_embeddings=config.max_position_embeddings,
         )
 
-    def __call__(self, x: mx.array, context: mx.array, cache: KVCache) -> mx.array:
+    def __call__(self, x: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
         """`x` `[B, L, D]` block, `context` `[B, S, D]` rows new to the cache -> `[B, L, D]`.
 
         The context's rows stay in the cache; the block's are written behind them and rewound.
         """
-        length, num_new = x.shape[1], context.shape[1]
-        queries = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
-        queries = self.rope(queries, offset=cache.offset + num_new)
-        keys, values = self._store(mx.concatenate([context, x], axis=1), cache)
+        length = x.shape[1]
+        rows = x if context is None else mx.concatenate([context, x], axis=1)
+        keys, values = self._store(rows, cache)
         cache.trim(length)
+        queries = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
+        queries = self.rope(queries, offset=cache.offset)
         mask = self._mask(length, keys.shape[2])
         out = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=mask
@@ -111,7 +112,7 @@ class DecoderLayer(nn.Module):
             self.attention_conv = GroupedDynamicConv(*conv)
             self.mlp_conv = GroupedDynamicConv(*conv)
 
-    def __call__(self, x: mx.array, context: mx.array, cache: KVCache) -> mx.array:
+    def __call__(self, x: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
         """`x` `[B, L, D]`, `context` `[B, S, D]` -> `[B, L, D]`."""
         attend = lambda rows: self.self_attn(rows, context, cache)  # noqa: E731
         if not self.has_conv:

@@ -1,0 +1,198 @@
+"""Generating text: the decode loop, read as text and counted."""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from dflash2_mlx.decode import Conversation, FinishReason, Step, decode
+from dflash2_mlx.errors import ContextExceeded, InvalidRequest
+from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
+from dflash2_mlx.sampling import SamplingParams
+from dflash2_mlx.text import TextReader
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole answer, or what has come of it; the fields of `generate --json`.
+
+    `accepted` holds the tokens emitted by each pass, in order. Rates are per second of wall time,
+    decoding and prefill apart; `ttft_s` runs from the request to the first token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    passes: int
+    accepted: tuple[int, ...]
+    tokens_per_pass: float
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float
+    ttft_s: float
+    peak_memory_bytes: int
+    effective: Effective
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class Generation(Iterator[Step]):
+    """The steps of one answer as they are verified; `result` tells what has come so far."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        max_tokens: int | None,
+        block_size: BlockSize,
+    ) -> None:
+        sampling.check_supported()
+        self._pair = pair
+        self._prompt = _checked_prompt(pair, prompt_ids)
+        self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self._effective = with_seed(pair.effective(block_size), seed)
+        self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
+        self._steps: list[Step] = []
+        self._started = self._prefilled = self._first = self._last = time.perf_counter()
+        self._run = self._stream()
+
+    def __next__(self) -> Step:
+        return next(self._run)
+
+    def close(self) -> None:
+        """Stop; what was generated stays in `result`."""
+        self._run.close()
+
+    @property
+    def result(self) -> Result:
+        """The answer so far."""
+        tokens = tuple(token for step in self._steps for token in step.tokens)
+        accepted = tuple(len(step.tokens) for step in self._steps if step.tokens)
+        return Result(
+            text="".join(step.text for step in self._steps),
+            token_ids=tokens,
+            finish_reason=self._steps[-1].finish_reason if self._steps else None,
+            prompt_tokens=len(self._prompt),
+            completion_tokens=len(tokens),
+            cached_tokens=0,
+            passes=len(accepted),
+            accepted=accepted,
+            tokens_per_pass=len(tokens) / max(1, len(accepted)),
+            decode_tokens_per_s=_rate(len(tokens), self._last - self._prefilled),
+            prefill_tokens_per_s=_rate(len(self._prompt), self._prefilled - self._started),
+            ttft_s=self._first - self._started,
+            peak_memory_bytes=mx.get_peak_memory(),
+            effective=self._effective,
+        )
+
+    def _stream(self) -> Iterator[Step]:
+        self._started = time.perf_counter()
+        mx.reset_peak_memory()
+        width = self._effective.block_size
+        conversation = Conversation(
+            self._pair.target, self._pair.drafter if self._effective.drafting else None
+        )
+        conversation.prefill(self._prompt[:-1])
+        self._prefilled = time.perf_counter()
+        steps = decode(
+            conversation,
+            self._prompt[-1],
+            lambda: width,
+            max_tokens=self._max_tokens,
+            end_tokens=self._pair.end_tokens,
+        )
+        try:
+            for step in steps:
+                step = self._read(step)
+                yield step
+                if step.finish_reason:
+                    return
+        finally:
+            steps.close()
+
+    def _read(self, step: Step) -> Step:
+        self._last = time.perf_counter()
+        if not self._steps:
+            self._first = self._last
+        segment = self._reader.read(step.tokens)
+        text, stopped = segment.text, segment.stopped
+        if step.finish_reason and not stopped:
+            rest = self._reader.finish()
+            text, stopped = text + rest.text, rest.stopped
+        step = replace(
+            step,
+            tokens=step.tokens[: segment.num_read],
+            from_draft=min(step.from_draft, segment.num_read),
+            text=text,
+            finish_reason="stop" if stopped else step.finish_reason,
+        )
+        self._steps.append(step)
+        return step
+
+
+def stream_generate(
+    pair: Pair,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams | None = None,
+    *,
+    max_tokens: int | None = None,
+    block_size: BlockSize = "auto",
+) -> Generation:
+    """Generate step by step: an iterator of `Step`, each 1 to `block_size` verified tokens.
+
+    `max_tokens` None means up to the context limit. Raises `InvalidRequest` (`ContextExceeded`,
+    `UnsupportedField`) before anything is computed.
+    """
+    return Generation(pair, prompt_ids, sampling or SamplingParams(), max_tokens, block_size)
+
+
+def generate(
+    pair: Pair,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams | None = None,
+    *,
+    max_tokens: int | None = None,
+    block_size: BlockSize = "auto",
+) -> Result:
+    """Generate to the end; arguments as for `stream_generate`."""
+    generation = stream_generate(
+        pair, prompt_ids, sampling, max_tokens=max_tokens, block_size=block_size
+    )
+    for _ in generation:
+        pass
+    return generation.result
+
+
+def _checked_prompt(pair: Pair, prompt_ids: Sequence[int]) -> list[int]:
+    prompt = [int(token) for token in prompt_ids]
+    if not prompt:
+        raise InvalidRequest("the prompt is empty, expected at least one token")
+    vocab_size = pair.target.vocab_size
+    if strange := [token for token in prompt if not 0 <= token < vocab_size]:
+        raise InvalidRequest(f"prompt token {strange[0]} is outside 0 to {vocab_size - 1}")
+    if len(prompt) >= pair.context_limit:
+        raise ContextExceeded(
+            f"the prompt has {len(prompt)} tokens, the model's maximum context length is "
+            f"{pair.context_limit} tokens; shorten the prompt"
+        )
+    return prompt
+
+
+def _token_budget(pair: Pair, num_prompt: int, max_tokens: int | None) -> int:
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"max_tokens is {max_tokens}, expected at least 1")
+    room = pair.context_limit - num_prompt
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

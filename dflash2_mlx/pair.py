@@ -1,0 +1,269 @@
+"""A target with its drafter and tokenizer, loaded once; embedding and head are shared."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash2_mlx.catalogue import load_catalogue
+from dflash2_mlx.errors import BadCheckpoint, DFlashError, InvalidRequest, PairMismatch
+from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
+from dflash2_mlx.models.drafter import Drafter, load_drafter
+from dflash2_mlx.precision import set_drafter_precision, set_target_precision
+from dflash2_mlx.target import Target, most_bits
+
+# MLX's wide quantized kernel reads the weights once for up to 5 rows (mlx quantized.cpp, qmv_wide).
+MAX_QUANTIZED_BLOCK = 5
+MAX_BLOCK = 64
+NO_LIMIT = 2**31 - 1
+
+BlockSize = Literal["auto"] | int
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The state in force, shown wherever the user could wonder."""
+
+    target: str
+    drafter: str | None
+    target_bits: int
+    drafter_bits: int | None
+    block_size: int
+    drafting: bool
+    reason: str
+    seed: int | None = None
+
+    def describe(self) -> str:
+        """One line."""
+        drafter = f"{self.drafter} ({self.drafter_bits}-bit)" if self.drafter else "none"
+        state = "on" if self.drafting else "off"
+        return (
+            f"target {self.target} ({self.target_bits}-bit), drafter {drafter}, "
+            f"drafting {state}: {self.reason}"
+        )
+
+
+class Pair:
+    """What `load_pair` gives: `.target`, `.drafter` (or None), `.tokenizer`."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        tokenizer: Any,
+        *,
+        name: str = "target",
+        drafter_name: str | None = None,
+        end_tokens: frozenset[int] = frozenset(),
+        context_limit: int = NO_LIMIT,
+        why_plain: str = "no drafter was named",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.tokenizer = tokenizer
+        self.name = name
+        self.drafter_name = drafter_name
+        self.end_tokens = end_tokens
+        self.context_limit = context_limit
+        self.notes = notes
+        self._why_plain = why_plain
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of raw text, with the tokenizer's own start token."""
+        return list(self.tokenizer.encode(text))
+
+    def encode_chat(self, messages: str | Sequence[Message], **template: Any) -> list[int]:
+        """Token ids of a conversation, up to where the answer starts; a str is one user turn.
+
+        Raises `InvalidRequest` when the model has no chat template or its template refuses.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not getattr(self.tokenizer, "chat_template", None) and not getattr(
+            self.tokenizer, "has_chat_template", False
+        ):
+            raise InvalidRequest(f"{self.name} has no chat template; send raw text (--raw)")
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, **template
+            )
+        except Exception as error:  # templates are programs and raise what they like
+            raise InvalidRequest(f"the chat template of {self.name} refused: {error}") from None
+        return list(ids)
+
+    def effective(self, block_size: BlockSize = "auto") -> Effective:
+        """What will run for this block size; raises `InvalidRequest` for an impossible one."""
+        check_block_size(block_size)
+        drafter, why_plain = self.drafter, self._why_plain
+        if drafter is not None and self.target.undraftable:
+            drafter, why_plain = None, self.target.undraftable
+        if drafter is not None and block_size == 1:
+            drafter, why_plain = None, "block size 1 is plain decoding"
+        size, reason = (1, why_plain) if drafter is None else self._block(drafter, block_size)
+        return Effective(
+            target=self.name,
+            drafter=self.drafter_name if self.drafter is not None else None,
+            target_bits=self.target.bits,
+            drafter_bits=None if self.drafter is None else most_bits(self.drafter),
+            block_size=size,
+            drafting=drafter is not None,
+            reason=reason,
+        )
+
+    def _block(self, drafter: Drafter, block_size: BlockSize) -> tuple[int, str]:
+        trained = drafter.config.block_size
+        if block_size != "auto":
+            beyond = f", beyond the {trained} it was trained for" if block_size > trained else ""
+            return block_size, f"block {block_size} as asked{beyond}"
+        if self.target.quantized and trained > MAX_QUANTIZED_BLOCK:
+            return MAX_QUANTIZED_BLOCK, (
+                f"block {MAX_QUANTIZED_BLOCK} of the drafter's {trained}: "
+                "more rows read quantized weights twice"
+            )
+        return trained, f"block {trained}, the drafter's own"
+
+
+def check_block_size(block_size: BlockSize) -> None:
+    """Raise `InvalidRequest` unless it is `auto` or a number of rows a pass can have."""
+    is_number = isinstance(block_size, int) and not isinstance(block_size, bool)
+    if block_size != "auto" and not (is_number and 1 <= int(block_size) <= MAX_BLOCK):
+        raise InvalidRequest(
+            f"block size is {block_size!r}, expected auto or a number from 1 (plain decoding) "
+            f"to {MAX_BLOCK}"
+        )
+
+
+def load_pair(
+    target: str,
+    drafter: str | Literal[False] | None = None,
+    *,
+    drafter_bits: int | None = None,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+) -> Pair:
+    """Load a target with its drafter.
+
+    `target` and `drafter` are catalogue names, hub ids (`owner/name[@revision]`) or folders.
+    `drafter` None takes the catalogue's for this target, False takes none. `dtype` is auto
+    (default), stored, float32 or bfloat16. Raises a `DFlashError` naming what does not fit.
+    """
+    folder = target_folder(target, progress=progress)
+    model, tokenizer = _load_target(folder)
+    notes = [set_target_precision(model, dtype or "auto")]
+    config = _config(folder)
+    if drafter is None:
+        drafter = target if target in load_catalogue() else False
+        why_plain = "no drafter is known for this target; name one with --drafter"
+    else:
+        why_plain = "turned off (--no-draft)"
+    if drafter is False:
+        loaded, wrapped, drafter_name = None, Target(model), None
+    else:
+        draft_folder = drafter_folder(drafter, progress=progress)
+        loaded, wrapped = _join(model, draft_folder, tokenizer, drafter_bits)
+        drafter_name = _drafter_name(drafter)
+        if wrapped.undraftable:
+            notes.append(f"drafting is off: {wrapped.undraftable}")
+    return Pair(
+        wrapped,
+        loaded,
+        tokenizer,
+        name=target,
+        drafter_name=drafter_name,
+        end_tokens=end_tokens(tokenizer, folder),
+        context_limit=int(config.get("max_position_embeddings") or NO_LIMIT),
+        why_plain=why_plain,
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def join(model: Any, drafter: Drafter) -> Target:
+    """The target for a drafter: taps set, embedding and head shared; raises `PairMismatch`."""
+    target = Target(model)
+    drafter.config.check_target(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        num_layers=target.num_layers,
+    )
+    drafter.bind(target.embedding, target.head)
+    return Target(model, drafter.config.target_layer_ids)
+
+
+def end_tokens(tokenizer: Any, folder: Path) -> frozenset[int]:
+    """The union of what tokenizer, config and generation_config call the end."""
+    ends = set(getattr(tokenizer, "eos_token_ids", ()))
+    for name in ("config.json", "generation_config.json"):
+        content = _read_json(folder / name)
+        for table in (content, content.get("text_config") or {}):
+            ids = table.get("eos_token_id")
+            ends.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return frozenset(ends)
+
+
+def with_seed(effective: Effective, seed: int) -> Effective:
+    """The same state with the seed in force."""
+    return replace(effective, seed=seed)
+
+
+def _load_target(folder: Path) -> tuple[Any, Any]:
+    from mlx_lm.utils import load_model, load_tokenizer
+
+    try:
+        model, config = load_model(folder)
+        return model, load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+    except DFlashError:
+        raise
+    except Exception as error:  # mlx-lm and transformers raise whatever a broken file makes of it
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadCheckpoint(f"cannot load the target in {folder}: {reason}") from None
+
+
+def _join(
+    model: Any, folder: Path, tokenizer: Any, drafter_bits: int | None
+) -> tuple[Drafter, Target]:
+    if drafter_bits is not None:
+        raise InvalidRequest(
+            f"drafter_bits {drafter_bits}: drafters run as stored; leave the option out"
+        )
+    drafter = load_drafter(folder)
+    target = join(model, drafter)
+    _check_vocabulary(folder, tokenizer)
+    set_drafter_precision(drafter)
+    return drafter, target
+
+
+def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
+    """Where the drafter brings a tokenizer, its ids must mean the same texts."""
+    if not (folder / "tokenizer.json").exists():
+        return
+    from tokenizers import Tokenizer
+
+    theirs = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    ours = tokenizer.get_vocab()
+    for text, token in theirs.items():
+        if ours.get(text) != token:
+            raise PairMismatch(
+                f"the drafter's tokenizer has {text!r} as token {token}, the target's as "
+                f"{ours.get(text)}; they do not belong together"
+            )
+
+
+def _drafter_name(drafter: str) -> str:
+    entry = load_catalogue().get(drafter)
+    return drafter if entry is None else entry.drafter
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = _read_json(folder / "config.json")
+    return {**config, **(config.get("text_config") or {})}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

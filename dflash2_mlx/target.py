@@ -1,0 +1,160 @@
+"""One mlx-lm model as a target: forward with taps, caches that rewind, shared embedding and head."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from dflash2_mlx.errors import BadCheckpoint, PairMismatch
+from dflash2_mlx.models.cache import rewindable
+
+EMBEDDING_NAMES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embeddings")
+Caches = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one forward over L tokens gave: `logits` `[L, V]`, `taps` `[1, L, num_taps * D]`."""
+
+    length: int
+    logits: mx.array
+    taps: mx.array | None
+
+
+class Target:
+    """An mlx-lm model, unchanged. Hidden states are tapped at the outputs of decoder layers.
+
+    `undraftable` says why drafting is impossible (a cache kind that cannot be rewound), or is None.
+    """
+
+    def __init__(self, model: nn.Module, taps: Sequence[int] = ()) -> None:
+        self.model = model
+        self.num_layers = len(model.layers)
+        if outside := [tap for tap in taps if not 0 <= tap < self.num_layers]:
+            raise PairMismatch(f"taps {outside} lie outside layers 0 to {self.num_layers - 1}")
+        self._spies = [_Spy(model.layers[tap]) for tap in taps]
+        self.undraftable = _undraftable(make_prompt_cache(model))
+
+    def make_caches(self) -> Caches:
+        """Empty caches, one for each of the model's; ours wherever the kind can be rewound."""
+        caches = make_prompt_cache(self.model)
+        return caches if self.undraftable else [rewindable(cache) for cache in caches]
+
+    def read(self, tokens: mx.array, caches: Caches) -> Reading:
+        """One lazy forward over `tokens` `[L]`, appended to what the caches hold."""
+        with _installed(self._spies):
+            logits = self.model(tokens[None], cache=caches)
+        seen = [spy.take() for spy in self._spies]
+        return Reading(tokens.size, logits[0], mx.concatenate(seen, axis=-1) if seen else None)
+
+    def rewind(self, caches: Caches, reading: Reading, kept: int) -> None:
+        """Put the caches back to the first `kept` tokens of the reading, as if no more was read."""
+        if kept < reading.length:
+            for cache in caches:
+                cache.trim(reading.length - kept)
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The raw token embedding."""
+        found = [
+            (EMBEDDING_NAMES.index(name), path.count("."), module)
+            for path, module in self.model.named_modules()
+            if (name := path.rpartition(".")[2]) in EMBEDDING_NAMES and hasattr(module, "as_linear")
+        ]
+        if not found:
+            raise BadCheckpoint(f"no token embedding found in {type(self.model).__module__}")
+        return min(found, key=lambda entry: entry[:2])[2]
+
+    @property
+    def head(self) -> Callable[[mx.array], mx.array]:
+        """Hidden states `[.., D]` -> logits `[.., V]`, without the target's own scale or cap."""
+        for path, module in self.model.named_modules():
+            if path.rpartition(".")[2] == "lm_head":
+                return module
+        return self.embedding.as_linear
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return int(self.embedding.weight.shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        embedding = self.embedding
+        scales = getattr(embedding, "scales", None)
+        if scales is None:
+            return int(embedding.weight.shape[1])
+        return int(scales.shape[1]) * int(embedding.group_size)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any matmul runs on quantized weights."""
+        return any(hasattr(module, "bits") for _, module in self.model.named_modules())
+
+    @property
+    def bits(self) -> int:
+        """Bits of most weights."""
+        return most_bits(self.model)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+
+
+def most_bits(model: nn.Module) -> int:
+    """Bits per weight of most bytes of a model, quantized or not."""
+    weights: dict[int, int] = {}
+    for _, module in model.named_modules():
+        weight = module.get("weight") if isinstance(module, dict) else None
+        if isinstance(weight, mx.array):
+            bits = int(getattr(module, "bits", 8 * weight.dtype.size))
+            weights[bits] = weights.get(bits, 0) + weight.nbytes
+    return max(weights, key=lambda bits: weights[bits], default=0)
+
+
+def _undraftable(caches: Caches) -> str | None:
+    kinds = sorted({type(cache).__name__ for cache in caches if rewindable(cache) is None})
+    return f"its cache kind {', '.join(kinds)} cannot be rewound" if kinds else None
+
+
+class _Spy:
+    """Remembers the last output of one module, through a subclass this instance wears in a call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        base = type(module)
+        self.module, self.base = module, base
+        self.worn = type(base.__name__, (base,), {"__call__": self._listening(base)})
+        self._output: mx.array | None = None
+
+    def _listening(self, base: type) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            output = base.__call__(module, *args, **kwargs)  # type: ignore[operator]
+            self._output = output[0] if isinstance(output, tuple) else output
+            return output
+
+        return __call__
+
+    def take(self) -> mx.array:
+        output, self._output = self._output, None
+        if output is None:
+            raise BadCheckpoint(f"layer {self.base.__name__} was not called: it cannot be tapped")
+        return output
+
+
+@contextmanager
+def _installed(spies: list[_Spy]) -> Iterator[None]:
+    """Nothing of a spy is left on the model between two forwards, whatever they raise."""
+    for spy in spies:
+        object.__setattr__(spy.module, "__class__", spy.worn)
+    try:
+        yield
+    finally:
+        for spy in spies:
+            object.__setattr__(spy.module, "__class__", spy.base)
