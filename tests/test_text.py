@@ -273,10 +273,15 @@ def demo_tokenizer() -> Any:
 
 @pytest.mark.demo
 @given(text=st.text(max_size=60), rng=st.randoms(use_true_random=False))
-@example(text=SAMPLE, rng=random.Random(0))
 def test_the_demo_tokenizer_keeps_the_promise(
     demo_tokenizer: Any, text: str, rng: random.Random
 ) -> None:
     ids = demo_tokenizer.encode(text, add_special_tokens=False)
     whole = demo_tokenizer.decode(ids, skip_special_tokens=True)
-    assert "".join(pieces_of(demo_tokenizer, blocks(ids, rng))) == whole == text
+    assert "".join(pieces_of(demo_tokenizer, blocks(ids, rng))) == whole
+
+
+@pytest.mark.demo
+def test_the_demo_tokenizer_brings_the_sample_back(demo_tokenizer: Any) -> None:
+    ids = demo_tokenizer.encode(SAMPLE, add_special_tokens=False)
+    assert "".join(pieces_of(demo_tokenizer, [[id_] for id_ in ids])) == SAMPLE
