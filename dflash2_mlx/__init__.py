@@ -16,7 +16,7 @@ preload_blas()  # before anything imports mlx.core
 
 if TYPE_CHECKING:
     from dflash2_mlx.decode import Step
-    from dflash2_mlx.generate import Generation, Result, generate, stream_generate
+    from dflash2_mlx.generation import Generation, Result, generate, stream_generate
     from dflash2_mlx.pair import Pair, load_pair
     from dflash2_mlx.sampling import SamplingParams
 
@@ -24,14 +24,14 @@ __version__ = "0.1.0"
 
 # Importing MLX and transformers takes seconds, and `--help` must not pay for it.
 _HOMES = {
-    "Generation": "dflash2_mlx.generate",
+    "Generation": "dflash2_mlx.generation",
     "Pair": "dflash2_mlx.pair",
-    "Result": "dflash2_mlx.generate",
+    "Result": "dflash2_mlx.generation",
     "SamplingParams": "dflash2_mlx.sampling",
     "Step": "dflash2_mlx.decode",
-    "generate": "dflash2_mlx.generate",
+    "generate": "dflash2_mlx.generation",
     "load_pair": "dflash2_mlx.pair",
-    "stream_generate": "dflash2_mlx.generate",
+    "stream_generate": "dflash2_mlx.generation",
 }
 __all__ = [
     "Generation",

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -94,7 +94,7 @@ class Generation(Iterator[Step]):
             effective=self._effective,
         )
 
-    def _stream(self) -> Iterator[Step]:
+    def _stream(self) -> Generator[Step]:
         self._started = time.perf_counter()
         mx.reset_peak_memory()
         width = self._effective.block_size

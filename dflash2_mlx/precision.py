@@ -5,10 +5,10 @@ from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.target import parameters
 
 DtypeChoice = Literal["auto", "stored", "float32", "bfloat16"]
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
@@ -64,7 +64,7 @@ def convert(model: nn.Module, dtype: mx.Dtype) -> None:
 def float32_bytes(model: nn.Module) -> int:
     """Bytes of the parameters when dequantized to float32."""
     total = 0
-    for name, array in tree_flatten(model.parameters()):
+    for name, array in parameters(model).items():
         if array.dtype == mx.uint32 and name.endswith(".weight"):
             total += 4 * array.size * 8  # 4-bit weights, eight to a word; others take less
         elif not name.endswith((".scales", ".biases")):

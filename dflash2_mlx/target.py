@@ -1,9 +1,9 @@
-"""One mlx-lm model as a target: forward with taps, caches that rewind, shared embedding and head."""
+"""One mlx-lm model as a target: forward with taps, caches that rewind, embedding and head."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -105,7 +105,12 @@ class Target:
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        return sum(array.nbytes for array in parameters(self.model).values())
+
+
+def parameters(model: nn.Module) -> dict[str, mx.array]:
+    """All parameters by path."""
+    return dict(cast(list[tuple[str, mx.array]], tree_flatten(model.parameters())))
 
 
 def most_bits(model: nn.Module) -> int:
@@ -135,7 +140,7 @@ class _Spy:
 
     def _listening(self, base: type) -> Callable[..., Any]:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            output = base.__call__(module, *args, **kwargs)  # type: ignore[operator]
+            output = base.__call__(module, *args, **kwargs)
             self._output = output[0] if isinstance(output, tuple) else output
             return output
 

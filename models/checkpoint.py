@@ -11,12 +11,18 @@ from mlx.utils import tree_flatten
 from dflash2_mlx.errors import BadCheckpoint
 
 Weights = dict[str, mx.array]
+CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 
 
 def sanitize(weights: Weights) -> Weights:
     """Published names -> parameter names: the codebooks are stored without `.weight`."""
-    bare = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
-    return {f"{name}.weight" if name in bare else name: w for name, w in weights.items()}
+    return {f"{name}.weight" if name in CODEBOOKS else name: w for name, w in weights.items()}
+
+
+def published_names(weights: Weights) -> Weights:
+    """The inverse of `sanitize`; a quantized codebook keeps its three suffixes."""
+    bare = {f"{name}.weight": name for name in CODEBOOKS if f"{name}.scales" not in weights}
+    return {bare.get(name, name): w for name, w in weights.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

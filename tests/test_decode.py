@@ -103,15 +103,15 @@ def test_no_script_changes_ids_counts_or_caches(kind: str, script: str, block: i
 def test_an_always_right_drafter_fills_every_pass() -> None:
     pair, _ = scripted_pair("dense", "always right")
     steps, _ = run(pair, 5)
-    assert [len(step.tokens) for step in steps] == [5] * (NUM_TOKENS // 5)
-    assert [step.from_draft for step in steps] == [4] * (NUM_TOKENS // 5)
+    assert [len(step.tokens) for step in steps] == [1] + [5] * (NUM_TOKENS // 5 - 1) + [4]
+    assert [step.from_draft for step in steps] == [0] + [4] * (NUM_TOKENS // 5 - 1) + [3]
 
 
 def test_flags_and_totals_equal_the_script() -> None:
     pair, _ = scripted_pair("dense", "wrong at 2")
     steps, _ = run(pair, 6)
-    assert {(len(step.tokens), step.from_draft) for step in steps[:-1]} == {(3, 2)}
-    assert [step.drafted for step in steps[:5]] == [5] * 5
+    assert {(len(step.tokens), step.from_draft) for step in steps[1:-1]} == {(3, 2)}
+    assert [step.drafted for step in steps[:5]] == [0, 5, 5, 5, 5]
 
 
 def test_a_bonus_token_is_not_counted_as_drafted() -> None:
@@ -210,6 +210,8 @@ def test_the_block_asked_for_is_the_block_that_runs() -> None:
 def test_a_step_comes_after_the_next_pass_was_launched() -> None:
     pair, _ = scripted_pair("dense", "wrong at 2")
     steps = stream_generate(pair, PROMPT, max_tokens=NUM_TOKENS, block_size=4)
+    next(steps)
+    assert len(pair.drafter.widths) == 1
     next(steps)
     assert len(pair.drafter.widths) == 2
     steps.close()

@@ -193,6 +193,6 @@ def plain_ids(
 def cache_rows(conversation: Conversation) -> list[mx.array]:
     """Everything the target's next token could see."""
     rows: list[mx.array] = []
-    for cache in conversation.caches:
-        rows += cache.rows()
+    for layer in conversation.caches:
+        rows += layer.rows()
     return rows
