@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from dflash2_mlx.cli.console import note
+from dflash2_mlx.cli.progress import show_progress
 
 if TYPE_CHECKING:
     from dflash2_mlx.pair import Pair
@@ -92,12 +93,14 @@ class ModelOptions:
         """
         from dflash2_mlx.pair import load_pair
 
-        pair = load_pair(
-            self.model,
-            False if self.no_draft else self.drafter,
-            drafter_bits=self.drafter_bits,
-            dtype=None if self.dtype == "auto" else self.dtype,
-        )
+        with show_progress() as progress:
+            pair = load_pair(
+                self.model,
+                False if self.no_draft else self.drafter,
+                drafter_bits=self.drafter_bits,
+                dtype=None if self.dtype == "auto" else self.dtype,
+                progress=progress,
+            )
         for announcement in pair.notes:
             note(announcement)
         note(pair.effective(self.block()).describe())

@@ -115,7 +115,7 @@ def test_on_a_terminal_bars_are_drawn_and_wiped(monkeypatch: pytest.MonkeyPatch)
     terminal = Console(
         file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"}
     )
-    monkeypatch.setattr(pull_command, "err", terminal)
+    monkeypatch.setattr("dflash2_mlx.cli.progress.err", terminal)
     result = run("pull", "smollm2-135m")
     drawn = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "2/2 bytes" in drawn

@@ -95,6 +95,7 @@ def test_a_block_size_reaches_the_engine_as_the_number_it_is(run: Any, size: str
 def test_without_options_the_engine_decides(run: Any) -> None:
     engine, _ = run()
     (load,), (request,) = engine.loads, engine.requests
+    assert callable(load.pop("progress"))
     assert load == {"target": "tiny", "drafter": None, "drafter_bits": None, "dtype": None}
     assert request["sampling"] == SamplingParams()
     assert request["max_tokens"] is None
