@@ -1,17 +1,18 @@
 """One mlx-lm model as a target: forward with taps, caches that rewind, embedding and head."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 from dflash2_mlx.errors import BadCheckpoint, PairMismatch
 from dflash2_mlx.models.cache import rewindable
+from dflash2_mlx.models.recurrent import Recorder, Tape, leaves
+from dflash2_mlx.models.spy import Spy, installed
 
 EMBEDDING_NAMES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embeddings")
 Caches = list[Any]
@@ -24,6 +25,7 @@ class Reading:
     length: int
     logits: mx.array
     taps: mx.array | None
+    tape: Tape
 
 
 class Target:
@@ -37,26 +39,41 @@ class Target:
         self.num_layers = len(model.layers)
         if outside := [tap for tap in taps if not 0 <= tap < self.num_layers]:
             raise PairMismatch(f"taps {outside} lie outside layers 0 to {self.num_layers - 1}")
-        self._spies = [_Spy(model.layers[tap]) for tap in taps]
+        self.taps = tuple(taps)
+        self._tapped: dict[int, mx.array] = {}
+        self._spies = [self._tap(tap) for tap in taps]
         self.undraftable = _undraftable(make_prompt_cache(model))
+        self._recorder = Recorder(model, make_prompt_cache(model))
 
     def make_caches(self) -> Caches:
-        """Empty caches, one for each of the model's; ours wherever the kind can be rewound."""
+        """Empty caches, one for each of the model's; ours wherever they have to be rewound."""
         caches = make_prompt_cache(self.model)
-        return caches if self.undraftable else [rewindable(cache) for cache in caches]
+        return caches if self.undraftable else [_ours(cache) for cache in caches]
 
     def read(self, tokens: mx.array, caches: Caches) -> Reading:
         """One lazy forward over `tokens` `[L]`, appended to what the caches hold."""
-        with _installed(self._spies):
+        with self._recorder.recording(caches, tokens.size) as tape, installed(self._spies):
             logits = self.model(tokens[None], cache=caches)
-        seen = [spy.take() for spy in self._spies]
-        return Reading(tokens.size, logits[0], mx.concatenate(seen, axis=-1) if seen else None)
+        seen = [self._tapped.pop(tap) for tap in self.taps]
+        taps = mx.concatenate(seen, axis=-1) if seen else None
+        return Reading(tokens.size, logits[0], taps, tape)
 
     def rewind(self, caches: Caches, reading: Reading, kept: int) -> None:
         """Put the caches back to the first `kept` tokens of the reading, as if no more was read."""
-        if kept < reading.length:
-            for cache in caches:
+        if kept == reading.length:
+            return
+        for cache in leaves(caches):
+            if not isinstance(cache, ArraysCache):
                 cache.trim(reading.length - kept)
+        reading.tape.rewind(kept)
+
+    def _tap(self, tap: int) -> Spy:
+        def around(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            self._tapped[tap] = output[0] if isinstance(output, tuple) else output
+            return output
+
+        return Spy(self.model.layers[tap], around)
 
     @property
     def embedding(self) -> nn.Module:
@@ -124,42 +141,12 @@ def most_bits(model: nn.Module) -> int:
     return max(weights, key=lambda bits: weights[bits], default=0)
 
 
+def _ours(cache: Any) -> Any:
+    if isinstance(cache, CacheList):
+        return CacheList(*[_ours(inner) for inner in cache.caches])
+    return cache if isinstance(cache, ArraysCache) else rewindable(cache)
+
+
 def _undraftable(caches: Caches) -> str | None:
-    kinds = sorted({type(cache).__name__ for cache in caches if rewindable(cache) is None})
-    return f"its cache kind {', '.join(kinds)} cannot be rewound" if kinds else None
-
-
-class _Spy:
-    """Remembers the last output of one module, through a subclass this instance wears in a call."""
-
-    def __init__(self, module: nn.Module) -> None:
-        base = type(module)
-        self.module, self.base = module, base
-        self.worn = type(base.__name__, (base,), {"__call__": self._listening(base)})
-        self._output: mx.array | None = None
-
-    def _listening(self, base: type) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            output = base.__call__(module, *args, **kwargs)
-            self._output = output[0] if isinstance(output, tuple) else output
-            return output
-
-        return __call__
-
-    def take(self) -> mx.array:
-        output, self._output = self._output, None
-        if output is None:
-            raise BadCheckpoint(f"layer {self.base.__name__} was not called: it cannot be tapped")
-        return output
-
-
-@contextmanager
-def _installed(spies: list[_Spy]) -> Iterator[None]:
-    """Nothing of a spy is left on the model between two forwards, whatever they raise."""
-    for spy in spies:
-        object.__setattr__(spy.module, "__class__", spy.worn)
-    try:
-        yield
-    finally:
-        for spy in spies:
-            object.__setattr__(spy.module, "__class__", spy.base)
+    foreign = {type(leaf).__name__ for leaf in leaves(caches) if _ours(leaf) is None}
+    return f"its cache kind {', '.join(sorted(foreign))} cannot be rewound" if foreign else None
