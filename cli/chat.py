@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash2_mlx.checkpoint import cache_root
+from dflash2_mlx.folders import cache_root
 from dflash2_mlx.cli.answer import show, summary
 from dflash2_mlx.cli.console import complain, note
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dflash2_mlx.blas import blas_in_force, preload_blas
-from dflash2_mlx.checkpoint import cache_root
+from dflash2_mlx.folders import cache_root
 from dflash2_mlx.cli.console import out, write
 from dflash2_mlx.errors import DFlashError
 

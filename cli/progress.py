@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from dflash2_mlx.checkpoint import Progress
+from dflash2_mlx.folders import Progress
 from dflash2_mlx.cli.console import err, note
 
 if TYPE_CHECKING:

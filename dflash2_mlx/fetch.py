@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dflash2_mlx.catalogue import Entry, load_catalogue, unknown_model
-from dflash2_mlx.checkpoint import (
+from dflash2_mlx.folders import (
     Progress,
     build_once,
     built,
