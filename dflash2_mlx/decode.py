@@ -103,6 +103,10 @@ class Conversation:
         if self.drafter and flight.reading.taps is not None:
             self._unseen.append(flight.reading.taps[:, :num_tokens])
 
+    def stop_drafting(self) -> None:
+        """Go on with plain decoding and forget the drafter's context."""
+        self.drafter, self.context, self._unseen = None, [], []
+
     def close(self, flight: Flight | None) -> None:
         """Leave sound caches behind, whatever was in flight."""
         if flight is not None:

@@ -58,21 +58,26 @@ def cache_root() -> Path:
     return platformdirs.user_cache_path("dflash2-mlx")
 
 
-def built(name: str) -> Path | None:
-    """The folder `targets/NAME` of the cache, or None when it has not been made yet."""
-    folder = cache_root() / "targets" / name
+def built(name: str, kind: str = "targets") -> Path | None:
+    """The folder `KIND/NAME` of the cache, or None when it has not been made yet."""
+    folder = cache_root() / kind / name
     return None if missing_files(folder) else folder
 
 
-def build_once(name: str, make: Callable[[Path, Path], None], progress: Progress | None) -> Path:
-    """The folder `targets/NAME` of the cache, made now if it is not there.
+def build_once(
+    name: str,
+    make: Callable[[Path, Path], None],
+    progress: Progress | None,
+    kind: str = "targets",
+) -> Path:
+    """The folder `KIND/NAME` of the cache, made now if it is not there.
 
     `make(folder, scratch)` fills `folder` and may use `scratch`. Both are thrown away when it fails
     or is interrupted; only a complete folder gets its name. Other processes wait meanwhile.
     """
     from filelock import FileLock, Timeout
 
-    final = cache_root() / "targets" / name
+    final = cache_root() / kind / name
     final.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(final.with_name(f".{name}.lock"))
     try:
@@ -82,7 +87,7 @@ def build_once(name: str, make: Callable[[Path, Path], None], progress: Progress
             progress(f"waiting for another process to make {name}", 0, None)
         lock.acquire()
     try:
-        if built(name) is None:
+        if built(name, kind) is None:
             _build(final, make)
     finally:
         lock.release()

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from dflash2_mlx.canary import Canary
 from dflash2_mlx.decode import Conversation, FinishReason, Step, decode
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
@@ -60,6 +61,7 @@ class Generation(Iterator[Step]):
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self._effective = with_seed(pair.effective(block_size), seed)
+        self._canary = Canary()
         self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
         self._steps: list[Step] = []
         self._started = self._prefilled = self._first = self._last = time.perf_counter()
@@ -113,11 +115,29 @@ class Generation(Iterator[Step]):
         try:
             for step in steps:
                 step = self._read(step)
+                if self._canary.watch(step.drafted, step.from_draft):
+                    self._distrust(conversation)
                 yield step
                 if step.finish_reason:
                     return
         finally:
             steps.close()
+
+    def _distrust(self, conversation: Conversation) -> None:
+        """Drafts that never stand cost time: try the safer dtype once, else decode plainly."""
+        seen = self._canary.describe()
+        if self._pair.make_drafter_safer():
+            self._effective = replace(
+                self._effective, reason=f"{self._effective.reason}; now in float32, since {seen}"
+            )
+            self._canary = Canary()
+            return
+        conversation.stop_drafting()
+        self._effective = replace(
+            self._effective,
+            drafting=False,
+            reason=f"stopped, since {seen}; is the drafter made for this target and revision?",
+        )
 
     def _read(self, step: Step) -> Step:
         self._last = time.perf_counter()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dflash2_mlx.folders import first_line
 from dflash2_mlx.errors import BadCheckpoint
+from dflash2_mlx.folders import first_line
 from dflash2_mlx.gguf_header import Header, Tensor, read_header
 from dflash2_mlx.gguf_tokenizer import end_ids, write_tokenizer
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash2_mlx.folders import Progress, check_complete, first_line, missing_files
 from dflash2_mlx.errors import DFlashError, DownloadFailed, ModelNotFound
+from dflash2_mlx.folders import Progress, check_complete, first_line, missing_files
 
 # What mlx-lm reads, without "*.py": code from a hub is never run here.
 PATTERNS = [

@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import mlx.core as mx
+
 from dflash2_mlx.catalogue import load_catalogue
+from dflash2_mlx.chip import this_chip
+from dflash2_mlx.drafters import drafter_in_precision
 from dflash2_mlx.errors import BadCheckpoint, DFlashError, InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
-from dflash2_mlx.models.drafter import Drafter, load_drafter
-from dflash2_mlx.precision import set_drafter_precision, set_target_precision
+from dflash2_mlx.models.drafter import Drafter
+from dflash2_mlx.precision import set_target_precision
 from dflash2_mlx.target import Target, most_bits
 
 # MLX's wide quantized kernel reads the weights once for up to 5 rows (mlx quantized.cpp, qmv_wide).
@@ -113,6 +117,13 @@ class Pair:
             reason=reason,
         )
 
+    def make_drafter_safer(self) -> bool:
+        """Let the drafter compute in float32; False when it does already, or there is none."""
+        if self.drafter is None or self.drafter.dtype == mx.float32:
+            return False
+        self.drafter.set_dtype(mx.float32)
+        return True
+
     def _block(self, drafter: Drafter, block_size: BlockSize) -> tuple[int, str]:
         trained = drafter.config.block_size
         if block_size != "auto":
@@ -147,12 +158,13 @@ def load_pair(
     """Load a target with its drafter.
 
     `target` and `drafter` are catalogue names, hub ids (`owner/name[@revision]`) or folders.
-    `drafter` None takes the catalogue's for this target, False takes none. `dtype` is auto
-    (default), stored, float32 or bfloat16. Raises a `DFlashError` naming what does not fit.
+    `drafter` None takes the catalogue's for this target, False takes none. `dtype` of the target
+    is auto (default), stored, float32 or bfloat16; `drafter_bits` are 4, 8, 16 or None (by size
+    and chip). Raises a `DFlashError` naming what does not fit.
     """
     folder = target_folder(target, progress=progress)
     model, tokenizer = _load_target(folder)
-    notes = [set_target_precision(model, dtype or "auto")]
+    notes = [set_target_precision(model, dtype or "auto", this_chip())]
     config = _config(folder)
     if drafter is None:
         drafter = target if target in load_catalogue() else False
@@ -163,7 +175,9 @@ def load_pair(
         loaded, wrapped, drafter_name = None, Target(model), None
     else:
         draft_folder = drafter_folder(drafter, progress=progress)
-        loaded, wrapped = _join(model, draft_folder, tokenizer, drafter_bits)
+        loaded = drafter_in_precision(draft_folder, drafter_bits, this_chip(), progress)
+        wrapped = join(model, loaded)
+        _check_vocabulary(draft_folder, tokenizer)
         drafter_name = _drafter_name(drafter)
         if wrapped.undraftable:
             notes.append(f"drafting is off: {wrapped.undraftable}")
@@ -188,7 +202,8 @@ def join(model: Any, drafter: Drafter) -> Target:
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
     )
-    drafter.bind(target.embedding, target.head)
+    head, dtype = target.head, target.dtype
+    drafter.bind(target.embedding, lambda hidden: head(hidden.astype(dtype)))
     return Target(model, drafter.config.target_layer_ids)
 
 
@@ -219,20 +234,6 @@ def _load_target(folder: Path) -> tuple[Any, Any]:
     except Exception as error:  # mlx-lm and transformers raise whatever a broken file makes of it
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BadCheckpoint(f"cannot load the target in {folder}: {reason}") from None
-
-
-def _join(
-    model: Any, folder: Path, tokenizer: Any, drafter_bits: int | None
-) -> tuple[Drafter, Target]:
-    if drafter_bits is not None:
-        raise InvalidRequest(
-            f"drafter_bits {drafter_bits}: drafters run as stored; leave the option out"
-        )
-    drafter = load_drafter(folder)
-    target = join(model, drafter)
-    _check_vocabulary(folder, tokenizer)
-    set_drafter_precision(drafter)
-    return drafter, target
 
 
 def _check_vocabulary(folder: Path, tokenizer: Any) -> None:

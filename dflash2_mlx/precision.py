@@ -7,19 +7,17 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.utils import dequantize_model
 
+from dflash2_mlx.chip import Chip
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.target import parameters
 
 DtypeChoice = Literal["auto", "stored", "float32", "bfloat16"]
+DRAFTER_BITS = (4, 8, 16)
+LARGE_DRAFTER = 500_000_000  # parameters
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 
 
-def on_cpu() -> bool:
-    """Whether MLX computes on the CPU here."""
-    return bool(mx.default_device().type == mx.cpu)
-
-
-def set_target_precision(model: nn.Module, choice: str) -> str | None:
+def set_target_precision(model: nn.Module, choice: str, chip: Chip) -> str | None:
     """Convert a loaded target in place; returns what was done, in words, or None.
 
     `auto` on a CPU dequantizes to float32 when that takes less than half of the free memory: there
@@ -29,7 +27,7 @@ def set_target_precision(model: nn.Module, choice: str) -> str | None:
     if choice not in ("auto", "stored", *_DTYPES):
         names = ", ".join(["auto", "stored", *_DTYPES])
         raise InvalidRequest(f"dtype is {choice!r}, expected one of {names}")
-    if choice == "stored" or (choice == "auto" and not on_cpu()):
+    if choice == "stored" or (choice == "auto" and not chip.on_cpu):
         return None
     if choice == "auto":
         size, free = float32_bytes(model), free_memory()
@@ -40,18 +38,41 @@ def set_target_precision(model: nn.Module, choice: str) -> str | None:
             )
     dtype = _DTYPES["float32" if choice == "auto" else choice]
     was_quantized = any(hasattr(module, "bits") for _, module in model.named_modules())
+    if not was_quantized and all(array.dtype == dtype for array in parameters(model).values()):
+        return None
     convert(model, dtype)
     done = "dequantized" if was_quantized else "converted"
     why = ", which is faster on this CPU" if choice == "auto" else ""
     return f"target {done} to {str(dtype).rpartition('.')[2]}{why}"
 
 
-def set_drafter_precision(drafter: nn.Module) -> None:
-    """Activations never in float16, which overflows in DFlash 2; float32 throughout on a CPU."""
-    if on_cpu():
-        convert(drafter, mx.float32)
-    elif drafter.dtype == mx.float16:
-        drafter.set_dtype(mx.bfloat16)
+def choose_drafter_bits(wanted: int | None, stored: int, num_params: int, chip: Chip) -> int:
+    """Bits to run a drafter's backbone in; `wanted` None decides by size and chip.
+
+    On a GPU a drafter of half a billion parameters or more goes to 4 bits: that costs next to no
+    acceptance and a quarter of the bytes. Raises `InvalidRequest` for bits that cannot be had.
+    """
+    if wanted is None:
+        is_large = num_params >= LARGE_DRAFTER
+        return 4 if is_large and stored >= 16 and not chip.on_cpu else stored
+    if wanted not in DRAFTER_BITS:
+        raise InvalidRequest(f"drafter bits are {wanted}, expected 4, 8 or 16")
+    if wanted == 16 and stored > 16:
+        return stored
+    if wanted > stored:
+        raise InvalidRequest(
+            f"drafter bits are {wanted}, but this drafter is stored in {stored} bits; "
+            "leave the option out or name another drafter"
+        )
+    return wanted
+
+
+def set_drafter_precision(drafter: nn.Module, chip: Chip, *, keep_bits: bool) -> None:
+    """Activations in the chip's dtype; on a CPU weights are dequantized, unless bits were asked."""
+    if chip.on_cpu and not keep_bits:
+        convert(drafter, chip.activations)
+    else:
+        drafter.set_dtype(chip.activations)
 
 
 def convert(model: nn.Module, dtype: mx.Dtype) -> None:

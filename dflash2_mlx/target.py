@@ -110,6 +110,13 @@ class Target:
         return int(scales.shape[1]) * int(embedding.group_size)
 
     @property
+    def dtype(self) -> mx.Dtype:
+        """What activations are computed in."""
+        embedding = self.embedding
+        dtype: mx.Dtype = getattr(embedding, "scales", embedding.weight).dtype
+        return dtype if dtype in (mx.float32, mx.float16) else mx.bfloat16
+
+    @property
     def quantized(self) -> bool:
         """Whether any matmul runs on quantized weights."""
         return any(hasattr(module, "bits") for _, module in self.model.named_modules())

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2_mlx.catalogue import Gguf
-from dflash2_mlx.folders import Progress, build_once, built, first_line
 from dflash2_mlx.errors import DownloadFailed
+from dflash2_mlx.folders import Progress, build_once, built, first_line
 from dflash2_mlx.gguf import import_gguf
 
 _CHUNK = 1 << 20

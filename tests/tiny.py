@@ -144,6 +144,7 @@ class ScriptedDrafter(nn.Module):
     """Proposes what `script(position, width)` says: `width - 1` ids behind the anchor there."""
 
     context_rows = None
+    dtype = mx.float32
 
     def __init__(self, script: Callable[[int, int], Sequence[int]], block_size: int = 8) -> None:
         super().__init__()

@@ -1,0 +1,40 @@
+"""What MLX says about the chip it runs on, and what follows from it."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+FIRST_WITH_BFLOAT16 = 15  # applegpu_g15 is M3; M1 (g13) and M2 (g14) emulate bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """`generation` is the number in Apple's architecture name (13: M1 .. 17: M5), else None."""
+
+    on_cpu: bool
+    architecture: str
+    generation: int | None
+
+    @property
+    def activations(self) -> mx.Dtype:
+        """What a drafter computes in: float32 where bfloat16 is emulated, and on a CPU.
+
+        Never float16: the `fc` layer of DFlash 2 gives values near 12,800, and attention overflows
+        (vllm-project/vllm#55250: no draft accepted).
+        """
+        emulated = self.generation is not None and self.generation < FIRST_WITH_BFLOAT16
+        return mx.float32 if self.on_cpu or emulated else mx.bfloat16
+
+
+def chip_of(info: dict[str, Any], *, on_cpu: bool) -> Chip:
+    """The chip that `mx.device_info()` describes; every field may be missing."""
+    architecture = str(info.get("architecture", "unknown"))
+    found = re.fullmatch(r"applegpu_g(\d+)\w*", architecture)
+    return Chip(on_cpu, architecture, int(found[1]) if found else None)
+
+
+def this_chip() -> Chip:
+    """The chip in use."""
+    return chip_of(mx.device_info(), on_cpu=mx.default_device().type == mx.cpu)

@@ -1,0 +1,211 @@
+"""What a caller of the library sees: text, counts, reasons, refusals."""
+
+import dataclasses
+import json
+
+import mlx.core as mx
+import pytest
+from test_decode import PROMPT, scripted_pair
+from tiny import END, VOCAB, ScriptedDrafter, pair_of, plain_ids, tiny_pair, tiny_target
+
+import dflash2_mlx
+from dflash2_mlx import SamplingParams, generate, stream_generate
+from dflash2_mlx.canary import NUM_PASSES
+from dflash2_mlx.errors import ContextExceeded, InvalidRequest, UnsupportedField
+from dflash2_mlx.pair import end_tokens
+from dflash2_mlx.target import Target
+
+
+def scripted_target(text: bytes) -> "ScriptedTarget":
+    return ScriptedTarget([*text, END])
+
+
+class ScriptedTarget(Target):
+    """A real tiny model whose logits are replaced: position i of the answer is `script[i]`."""
+
+    def __init__(self, script: list[int]) -> None:
+        super().__init__(tiny_target("dense"), taps=[0])
+        self.script = script
+
+    def read(self, tokens, caches):
+        position = caches[0].offset
+        reading = super().read(tokens, caches)
+        rows = range(position - len(PROMPT) + 1, position - len(PROMPT) + 1 + tokens.size)
+        chosen = [self.script[row] if 0 <= row < len(self.script) else END for row in rows]
+        logits = mx.eye(VOCAB)[mx.array(chosen)] + 0 * reading.logits
+        return dataclasses.replace(reading, logits=logits)
+
+
+def answer(text: bytes, *, block: int = 4, right: bool = True, **options):
+    script = [*text, END]
+
+    def propose(position: int, width: int) -> list[int]:
+        first = position + 1 - len(PROMPT)
+        drafts = [*script[first : first + width - 1], *[END] * width][: width - 1]
+        return drafts if right else [65] * (width - 1)
+
+    pair = pair_of(scripted_target(text), ScriptedDrafter(propose))
+    stop = options.pop("stop", ())
+    return stream_generate(pair, PROMPT, SamplingParams(stop=stop), block_size=block, **options)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("right", [True, False])
+def test_text_is_one_decode_of_the_ids(block: int, right: bool) -> None:
+    text = "Ahoj ď 😀 漢字 e\u0301 end"
+    generation = answer(text.encode(), block=block, right=right)
+    pieces = [step.text for step in generation]
+    result = generation.result
+    assert "".join(pieces) == result.text == text
+    assert result.token_ids == (*text.encode(), END)
+    assert result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("block", [1, 3, 4, 8])
+def test_a_stop_string_ends_text_and_ids_across_blocks(block: int) -> None:
+    generation = answer(b"alpha beta gamma delta", block=block, stop=("beta gamma",))
+    assert "".join(step.text for step in generation) == "alpha "
+    result = generation.result
+    assert (result.text, result.finish_reason) == ("alpha ", "stop")
+    assert bytes(result.token_ids) == b"alpha beta gamma"
+    assert sum(result.accepted) == result.completion_tokens == len(result.token_ids)
+
+
+def test_a_stream_cut_inside_a_character_is_no_fault() -> None:
+    generation = answer("😀".encode(), max_tokens=2)
+    assert "".join(step.text for step in generation) == "\ufffd"
+    assert generation.result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("block", [1, 4, 8])
+def test_special_tokens_do_not_show(block: int) -> None:
+    pair = pair_of(ScriptedTarget([97, 280, 98, END]), end_tokens=frozenset({98, END}))
+    assert generate(pair, PROMPT, block_size=block).text == "a"
+
+
+def test_the_result_holds_the_fields_of_json() -> None:
+    pair, truth = scripted_pair("dense", "wrong at 2")
+    result = generate(pair, PROMPT, max_tokens=12, block_size=6)
+    shown = json.loads(json.dumps(result.to_dict()))
+    assert list(shown) == [
+        "text",
+        "token_ids",
+        "finish_reason",
+        "prompt_tokens",
+        "completion_tokens",
+        "cached_tokens",
+        "passes",
+        "accepted",
+        "tokens_per_pass",
+        "decode_tokens_per_s",
+        "prefill_tokens_per_s",
+        "ttft_s",
+        "peak_memory_bytes",
+        "effective",
+    ]
+    assert list(shown["effective"]) == [
+        "target",
+        "drafter",
+        "target_bits",
+        "drafter_bits",
+        "block_size",
+        "drafting",
+        "reason",
+        "seed",
+    ]
+    assert shown["token_ids"] == truth[:12]
+    assert shown["accepted"] == [1, 3, 3, 3, 2]
+    assert (shown["passes"], shown["tokens_per_pass"]) == (5, 12 / 5)
+    assert shown["prompt_tokens"] == len(PROMPT)
+
+
+def test_a_seed_left_out_is_fresh_and_reported() -> None:
+    pair = tiny_pair()
+    seeds = {generate(pair, PROMPT, max_tokens=1).effective.seed for _ in range(4)}
+    assert len(seeds) == 4
+    given = generate(pair, PROMPT, SamplingParams(seed=0), max_tokens=1)
+    assert given.effective.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "said"),
+    [
+        ([], {}, InvalidRequest, "prompt is empty"),
+        ([1, VOCAB], {}, InvalidRequest, "prompt token 300 is outside 0 to 299"),
+        ([-1], {}, InvalidRequest, "prompt token -1"),
+        ([1], {"max_tokens": 0}, InvalidRequest, "max_tokens is 0"),
+        ([1], {"block_size": 0}, InvalidRequest, "block size is 0"),
+        ([1], {"block_size": 65}, InvalidRequest, "block size is 65"),
+        ([1], {"block_size": "big"}, InvalidRequest, "block size is 'big'"),
+        ([1] * 64, {}, ContextExceeded, "has 64 tokens.*maximum context length is 64"),
+    ],
+)
+def test_impossible_requests_are_refused_before_anything_runs(prompt, options, error, said) -> None:
+    pair = pair_of(Target(tiny_target()), context_limit=64)
+    with pytest.raises(error, match=said):
+        stream_generate(pair, prompt, **options)
+
+
+def test_generation_ends_at_the_context_limit() -> None:
+    pair = tiny_pair()
+    pair.context_limit = len(PROMPT) + 10
+    result = generate(pair, PROMPT)
+    assert (result.completion_tokens, result.finish_reason) == (10, "length")
+    assert list(result.token_ids) == plain_ids(pair.target.model, PROMPT, 10)
+
+
+def test_a_field_not_built_yet_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedField, match=r"temperature 0\.7, top_k 5"):
+        generate(tiny_pair(), PROMPT, SamplingParams(temperature=0.7, top_k=5))
+
+
+@pytest.mark.parametrize("field", ["top_p", "min_p"])
+def test_an_impossible_field_is_named(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{field} is 2"):
+        SamplingParams(**{field: 2})
+
+
+def test_a_drafter_that_never_stands_is_stopped_with_the_reason() -> None:
+    pair, _ = scripted_pair("dense", "always wrong", NUM_PASSES + 40)
+    truth = plain_ids(pair.target.model, PROMPT, NUM_PASSES + 20)
+    generation = stream_generate(pair, PROMPT, max_tokens=NUM_PASSES + 20, block_size=4)
+    drafted = [step.drafted for step in generation]
+    result = generation.result
+    assert list(result.token_ids) == truth
+    assert max(drafted[:NUM_PASSES]) == 3
+    assert set(drafted[NUM_PASSES + 3 :]) == {0}
+    assert not result.effective.drafting
+    assert f"stood in 0 of {NUM_PASSES} passes" in result.effective.reason
+    # The next request drafts again: another text may suit the drafter.
+    assert generate(pair, PROMPT, max_tokens=4).effective.drafting
+
+
+def test_the_safer_dtype_is_tried_first() -> None:
+    pair = tiny_pair()
+    pair.drafter.set_dtype(mx.bfloat16)
+    result = generate(pair, PROMPT, max_tokens=2 * NUM_PASSES + 40, block_size=3)
+    assert pair.drafter.dtype == mx.float32
+    assert "now in float32" in result.effective.reason or not result.effective.drafting
+    assert list(result.token_ids) == plain_ids(pair.target.model, PROMPT, 2 * NUM_PASSES + 40)
+
+
+def test_a_sound_drafter_is_left_alone() -> None:
+    pair, _ = scripted_pair("dense", "wrong at 2", 3 * NUM_PASSES)
+    assert generate(pair, PROMPT, max_tokens=2 * NUM_PASSES, block_size=4).effective.drafting
+
+
+def test_end_tokens_are_the_union_of_all_sources(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"eos_token_id": 5}}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+
+    class Tokenizer:
+        eos_token_ids = frozenset({3})
+
+    assert end_tokens(Tokenizer(), tmp_path) == {2, 3, 5, 7}
+
+
+def test_public_names_are_importable_and_listed() -> None:
+    for name in dflash2_mlx.__all__:
+        assert getattr(dflash2_mlx, name).__module__.startswith("dflash2_mlx.")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        dflash2_mlx.nothing  # noqa: B018
