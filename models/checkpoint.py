@@ -1,6 +1,7 @@
 """Reading a drafter's folder: whole or in shards, quantized or not, every tensor accounted for."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from dflash2_mlx.errors import BadCheckpoint
+from dflash2_mlx.models.extras import TARGETS_OWN, UNUSED, describe, find_extras
 
 Weights = dict[str, mx.array]
 CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
@@ -61,7 +63,26 @@ def read_weights(folder: Path) -> Weights:
     return weights
 
 
-def quantize_like(drafter: nn.Module, weights: Weights, config: dict[str, Any]) -> None:
+def check_vocabulary(weights: Weights) -> None:
+    """Refuse a drafter whose tensors map a vocabulary of its own to the target's."""
+    for name in ("d2t", "t2d"):
+        if name in weights:
+            raise BadCheckpoint(
+                f"drafter has a vocabulary of its own (tensor '{name}' of {weights[name].size} "
+                "ids), expected the target's whole one; use another drafter"
+            )
+
+
+def set_extras_aside(drafter: nn.Module, weights: Weights) -> tuple[Weights, tuple[str, ...]]:
+    """The weights without those of parts that no drafter runs, and a note on each such part."""
+    parameters = dict(tree_flatten(drafter.parameters()))
+    found = find_extras(weights, parameters, UNUSED, TARGETS_OWN)
+    aside = {name for names in found.values() for name in names}
+    kept = {name: weight for name, weight in weights.items() if name not in aside}
+    return kept, describe("drafter", found)
+
+
+def quantize_like(drafter: nn.Module, weights: Weights, config: Mapping[str, Any]) -> None:
     """Quantize exactly the layers that carry scales, as the config says."""
     if not any(name.endswith(".scales") for name in weights):
         return

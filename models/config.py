@@ -46,6 +46,8 @@ class DrafterConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> "DrafterConfig":
         """Read a published config; raises `BadCheckpoint` naming the field and what it holds."""
         fields = _Fields(config)
+        if (activation := config.get("hidden_act") or "silu") != "silu":
+            refuse("hidden_act", activation, "silu")
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
         num_layers = fields.count("num_hidden_layers")
@@ -111,31 +113,32 @@ class DrafterConfig:
                 )
         if outside := [tap for tap in self.target_layer_ids if not 0 <= tap < num_layers]:
             raise PairMismatch(
-                f"drafter config.json taps target layers {outside} (target_layer_ids), "
-                f"but the target has layers 0 to {num_layers - 1}"
+                f"drafter config.json taps target layers {outside} (target_layer_ids, or "
+                f"aux_hidden_state_layer_ids less 1), but the target has layers 0 to "
+                f"{num_layers - 1}; name the target it was made for"
             )
 
     def _check_consistency(self) -> None:
         if len(self.layer_types) != self.num_hidden_layers:
-            _refuse("layer_types", self.layer_types, f"{self.num_hidden_layers} entries")
+            refuse("layer_types", self.layer_types, f"{self.num_hidden_layers} entries")
         if unknown := sorted(set(self.layer_types) - set(LAYER_TYPES)):
-            _refuse("layer_types", unknown, " or ".join(LAYER_TYPES))
+            refuse("layer_types", unknown, " or ".join(LAYER_TYPES))
         if "sliding_attention" in self.layer_types and not _is_count(self.sliding_window):
-            _refuse("sliding_window", self.sliding_window, "a positive number of tokens")
+            refuse("sliding_window", self.sliding_window, "a positive number of tokens")
         if self.num_attention_heads % self.num_key_value_heads:
-            _refuse(
+            refuse(
                 "num_key_value_heads",
                 self.num_key_value_heads,
                 f"a divisor of num_attention_heads {self.num_attention_heads}",
             )
         if self.conv_group_size and self.hidden_size % self.conv_group_size:
-            _refuse(
+            refuse(
                 "conv_group_size",
                 self.conv_group_size,
                 f"a divisor of hidden_size {self.hidden_size}",
             )
         if self.selector_top_k > self.vocab_size:
-            _refuse("selector_top_k", self.selector_top_k, f"at most vocab_size {self.vocab_size}")
+            refuse("selector_top_k", self.selector_top_k, f"at most vocab_size {self.vocab_size}")
 
 
 class _Fields:
@@ -151,29 +154,29 @@ class _Fields:
     def count(self, name: str) -> int:
         value = self.get(name)
         if not _is_count(value):
-            _refuse(name, value, "a positive whole number")
+            refuse(name, value, "a positive whole number")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            _refuse(name, value, "a number")
+            refuse(name, value, "a number")
         return float(value)
 
     def mask_token_id(self) -> int:
         value, vocab_size = self.get("mask_token_id"), self.count("vocab_size")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
-            _refuse("mask_token_id", value, f"a token id from 0 to {vocab_size - 1}")
+            refuse("mask_token_id", value, f"a token id from 0 to {vocab_size - 1}")
         ends = self._top.get("eos_token_id")
         if value in (ends if isinstance(ends, list) else [ends]):
-            _refuse("mask_token_id", value, "another id than eos_token_id")
+            refuse("mask_token_id", value, "another id than eos_token_id")
         return int(value)
 
     def taps(self) -> tuple[int, ...]:
         taps = self.get("target_layer_ids")
         if not isinstance(taps, list) or not taps or not all(isinstance(tap, int) for tap in taps):
-            _refuse("target_layer_ids", taps, "a list of target layer numbers")
+            refuse("target_layer_ids", taps, "a list of target layer numbers")
         return tuple(taps)
 
 
@@ -181,6 +184,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _refuse(field: str, seen: Any, expected: str) -> NoReturn:
+def refuse(field: str, seen: Any, expected: str) -> NoReturn:
+    """Raise `BadCheckpoint` for a field of a drafter's config.json."""
     shown = "missing" if seen is None else repr(seen)
     raise BadCheckpoint(f"drafter config.json: {field} is {shown}, expected {expected}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
-from dflash2_mlx.models import checkpoint
+from dflash2_mlx.models import checkpoint, speculators
 from dflash2_mlx.models.cache import KVCache
 from dflash2_mlx.models.config import DrafterConfig
 from dflash2_mlx.models.layers import DecoderLayer
@@ -29,12 +29,14 @@ class Proposal:
 class Drafter(nn.Module):
     """A DFlash drafter, bound to the embedding and head of its target.
 
-    Raises nothing at run time: `load_drafter` refuses what cannot work.
+    Raises nothing at run time: `load_drafter` refuses what cannot work, and leaves in `notes` what
+    it did not take over from the checkpoint.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
+        self.notes: tuple[str, ...] = ()
         dim = config.hidden_size
         self.fc = nn.Linear(len(config.target_layer_ids) * dim, dim, bias=False)
         self.hidden_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
@@ -129,9 +131,11 @@ class Drafter(nn.Module):
 def load_drafter(folder: str | Path) -> Drafter:
     """Load a drafter; bind it before use. Raises `BadCheckpoint` naming what does not fit."""
     folder = Path(folder).expanduser()
-    config = checkpoint.read_json(folder / "config.json")
+    config = speculators.published(checkpoint.read_json(folder / "config.json"))
     drafter = Drafter(DrafterConfig.from_dict(config))
     weights = checkpoint.sanitize(checkpoint.read_weights(folder))
+    checkpoint.check_vocabulary(weights)
+    weights, drafter.notes = checkpoint.set_extras_aside(drafter, weights)
     checkpoint.quantize_like(drafter, weights, config)
     checkpoint.check_tensors(drafter, weights, folder)
     drafter.load_weights(list(weights.items()))
