@@ -30,7 +30,9 @@ def drafter_in_precision(
     num_params = sum(array.size for array in parameters(drafter).values())
     chosen = choose_drafter_bits(bits, stored, num_params, chip)
     if chosen < stored:
+        notes = drafter.notes
         drafter = load_drafter(quantized_copy(folder, drafter, chosen, progress))
+        drafter.notes = notes
     set_drafter_precision(drafter, chip, keep_bits=chosen < stored or bits is not None)
     return drafter
 

@@ -11,11 +11,12 @@ import mlx.core as mx
 from dflash2_mlx.catalogue import load_catalogue
 from dflash2_mlx.chip import this_chip
 from dflash2_mlx.drafters import drafter_in_precision
-from dflash2_mlx.errors import BadCheckpoint, DFlashError, InvalidRequest, PairMismatch
+from dflash2_mlx.errors import InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.precision import set_target_precision
 from dflash2_mlx.target import Target, most_bits
+from dflash2_mlx.targets import load_target
 
 # MLX's wide quantized kernel reads the weights once for up to 5 rows (mlx quantized.cpp, qmv_wide).
 MAX_QUANTIZED_BLOCK = 5
@@ -163,8 +164,9 @@ def load_pair(
     and chip). Raises a `DFlashError` naming what does not fit.
     """
     folder = target_folder(target, progress=progress)
-    model, tokenizer = _load_target(folder)
-    notes = [set_target_precision(model, dtype or "auto", this_chip())]
+    read = load_target(folder)
+    model, tokenizer = read.model, read.tokenizer
+    notes = [*read.notes, set_target_precision(model, dtype or "auto", this_chip())]
     config = _config(folder)
     if drafter is None:
         drafter = target if target in load_catalogue() else False
@@ -179,6 +181,7 @@ def load_pair(
         wrapped = join(model, loaded)
         _check_vocabulary(draft_folder, tokenizer)
         drafter_name = _drafter_name(drafter)
+        notes.extend(loaded.notes)
         if wrapped.undraftable:
             notes.append(f"drafting is off: {wrapped.undraftable}")
     return Pair(
@@ -221,19 +224,6 @@ def end_tokens(tokenizer: Any, folder: Path) -> frozenset[int]:
 def with_seed(effective: Effective, seed: int) -> Effective:
     """The same state with the seed in force."""
     return replace(effective, seed=seed)
-
-
-def _load_target(folder: Path) -> tuple[Any, Any]:
-    from mlx_lm.utils import load_model, load_tokenizer
-
-    try:
-        model, config = load_model(folder)
-        return model, load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
-    except DFlashError:
-        raise
-    except Exception as error:  # mlx-lm and transformers raise whatever a broken file makes of it
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadCheckpoint(f"cannot load the target in {folder}: {reason}") from None
 
 
 def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
