@@ -34,10 +34,14 @@ class Entry:
     target_bits: int
     licence: str
     drafter: str
-    drafting: str
+    kind: str
     drafter_licence: str
     target_revision: str | None = None
     drafter_revision: str | None = None
+    taps: tuple[int, ...] | None = None
+    window: int | None = None
+    block: int | None = None
+    undraftable: str | None = None
     verified: bool = True
     sampling: Mapping[str, float] = field(default_factory=dict)
     gguf: Gguf | None = None
@@ -56,8 +60,12 @@ def load_catalogue() -> dict[str, Entry]:
     return {name: _entry(name, **table) for name, table in tomllib.loads(text).items()}
 
 
-def _entry(name: str, gguf: dict[str, str] | None = None, **fields: Any) -> Entry:
-    return Entry(name, gguf=Gguf(**gguf) if gguf else None, **fields)
+def _entry(name: str, **fields: Any) -> Entry:
+    if gguf := fields.pop("gguf", None):
+        fields["gguf"] = Gguf(**gguf)
+    if taps := fields.pop("taps", None):
+        fields["taps"] = tuple(taps)
+    return Entry(name, **fields)
 
 
 def unknown_model(spec: str) -> ModelNotFound:

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dflash2_mlx.errors import BadCheckpoint
 
@@ -36,6 +36,15 @@ def missing_files(folder: Path) -> list[str]:
     """The files that a model folder should have and has not."""
     expected = ["config.json", *_weight_files(folder)]
     return [name for name in expected if not (folder / name).is_file()]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one when there is none, or none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _weight_files(folder: Path) -> list[str]:

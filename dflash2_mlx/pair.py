@@ -1,6 +1,5 @@
 """A target with its drafter and tokenizer, loaded once; embedding and head are shared."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from dflash2_mlx.chip import this_chip
 from dflash2_mlx.drafters import drafter_in_precision
 from dflash2_mlx.errors import InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
+from dflash2_mlx.folders import read_object
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.precision import set_target_precision
 from dflash2_mlx.target import Target, most_bits
@@ -214,7 +214,7 @@ def end_tokens(tokenizer: Any, folder: Path) -> frozenset[int]:
     """The union of what tokenizer, config and generation_config call the end."""
     ends = set(getattr(tokenizer, "eos_token_ids", ()))
     for name in ("config.json", "generation_config.json"):
-        content = _read_json(folder / name)
+        content = read_object(folder / name)
         for table in (content, content.get("text_config") or {}):
             ids = table.get("eos_token_id")
             ends.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
@@ -248,13 +248,5 @@ def _drafter_name(drafter: str) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = _read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     return {**config, **(config.get("text_config") or {})}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

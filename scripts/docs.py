@@ -62,9 +62,9 @@ def models_table() -> str:
             entry.target,
             str(entry.target_bits),
             "in this package" if entry.drafter_is_embedded else entry.drafter,
-            entry.drafting,
+            entry.kind,
             f"{entry.licence}; {entry.drafter_licence}",
-            "yes" if entry.verified else "not yet",
+            entry.undraftable or ("yes" if entry.verified else "not yet"),
         )
         for entry in load_catalogue().values()
     ]

@@ -1,11 +1,14 @@
 """The catalogue is complete, pins only what is really a commit, and helps with typing errors."""
 
+import json
 import re
+from importlib.util import find_spec
 
 import pytest
 
 from dflash2_mlx.catalogue import Entry, load_catalogue, unknown_model
 from dflash2_mlx.fetch import drafter_source, target_source
+from dflash2_mlx.models.config import DrafterConfig
 
 ENTRIES = list(load_catalogue().values())
 FIELDS_OF_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty"}
@@ -14,7 +17,7 @@ FIELDS_OF_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalt
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_an_entry_is_sound(entry: Entry) -> None:
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.target)
-    assert entry.drafting in {"DFlash 1", "DFlash 2"}
+    assert entry.kind in {"DFlash 1", "DFlash 2"}
     assert entry.target_bits in {4, 8, 16}
     assert entry.licence
     assert entry.drafter_licence
@@ -22,6 +25,24 @@ def test_an_entry_is_sound(entry: Entry) -> None:
     for revision in (entry.target_revision, entry.drafter_revision):
         assert revision is None or re.fullmatch(r"[0-9a-f]{40}", revision)
     assert entry.gguf is None or re.fullmatch(r"[0-9a-f]{64}", entry.gguf.sha256)
+    assert entry.block in {None, 8, 16}
+    assert entry.window is None or entry.window > 0
+    assert entry.taps is None or list(entry.taps) == sorted(set(entry.taps))
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_a_family_is_a_model_of_mlx_lm_or_the_pair_says_it_cannot_run(entry: Entry) -> None:
+    is_known = find_spec(f"mlx_lm.models.{entry.family}") is not None
+    assert is_known == (entry.undraftable is None)
+
+
+def test_the_embedded_drafter_is_described_as_its_config_has_it() -> None:
+    entry = load_catalogue()["smollm2-135m"]
+    folder = drafter_source(entry.name).cached()
+    assert folder is not None
+    config = DrafterConfig.from_dict(json.loads((folder / "config.json").read_text("utf-8")))
+    assert entry.taps == config.target_layer_ids
+    assert (entry.window, entry.block) == (config.sliding_window, config.block_size)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

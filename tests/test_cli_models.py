@@ -42,7 +42,7 @@ def test_every_pair_has_its_two_lines() -> None:
     for entry, first, second in zip(entries, lines[1::2], lines[2::2], strict=True):
         assert first.startswith(entry.name)
         assert str(entry.gguf or entry.target) in first  # never broken in a pipe
-        assert entry.drafting in second
+        assert entry.kind in second
         assert entry.drafter_licence in second
 
 
@@ -56,6 +56,21 @@ def test_json_has_every_field_and_what_is_on_disk(tmp_path: Path) -> None:
     assert pair["target_revision"] == SHA
     assert pair["sampling"]["top_k"] == 20
     assert not listed["qwen3.8-27b-8bit"]["target_cached"]
+
+
+def test_json_says_what_a_pair_is_and_whether_it_can_draft() -> None:
+    listed = {pair["name"]: pair for pair in json.loads(run("models", "--json").stdout)["models"]}
+    pair = listed["muse-glimmer-30b-4bit"]
+    assert (pair["family"], pair["kind"], pair["target_bits"]) == ("muse_glimmer", "DFlash 2", 4)
+    assert (pair["taps"], pair["window"], pair["block"]) == ([1, 13, 25, 37, 49], 2048, 16)
+    assert (pair["drafting"], pair["cached"]) == (True, False)
+    assert pair["why"] == "a DFlash 2 drafter is known for it"
+    assert listed["qwen3.5-4b-4bit"]["taps"] is None
+    cannot = [pair for pair in listed.values() if not pair["drafting"]]
+    assert [(pair["name"], pair["why"]) for pair in cannot] == [
+        ("glm-5.3-flash-4bit", "mlx-lm has no model glm5_next yet")
+    ]
+    assert "DFlash 2, cannot draft" in run("models").stdout
 
 
 @pytest.fixture
