@@ -10,6 +10,8 @@ from mlx.utils import tree_flatten
 from test_config import TARGET, logits_of
 from tiny import DRAFTER, HIDDEN, VOCAB, tiny_config, tiny_drafter
 
+from dflash2_mlx.chip import this_chip
+from dflash2_mlx.drafters import drafter_in_precision
 from dflash2_mlx.errors import BadCheckpoint, PairMismatch
 from dflash2_mlx.models.checkpoint import published_names
 from dflash2_mlx.models.config import DrafterConfig
@@ -165,6 +167,18 @@ def test_a_quantized_copy_keeps_its_layout(tmp_path: Path) -> None:
     quantization = quantize(drafter, backbone_bits(4))
     save(drafter, {**SPECULATORS, "quantization": quantization}, tmp_path)
     assert mx.array_equal(logits_of(load_drafter(tmp_path)), logits_of(drafter))
+
+
+def test_a_copy_made_at_load_keeps_the_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH2_MLX_CACHE", str(tmp_path / "cache"))
+    folder = stored(tmp_path, **{"embed_tokens.weight": mx.zeros((VOCAB, HIDDEN))})
+    drafter = drafter_in_precision(folder, 4, this_chip())
+    assert drafter.fc.bits == 4
+    assert [note.partition(" (")[0] for note in drafter.notes] == [
+        "drafter: ignored 1 tensor that the target has itself"
+    ]
 
 
 def test_converting_changes_nothing_that_was_given() -> None:

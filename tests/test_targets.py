@@ -9,10 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from tiny import LLAMA, build_model, tiny_target
+from tiny import DRAFTER, LLAMA, build_model, tiny_drafter, tiny_target
 
 from dflash2_mlx import targets
 from dflash2_mlx.errors import BadCheckpoint
+from dflash2_mlx.models.quantize import save
+from dflash2_mlx.pair import load_pair
 from dflash2_mlx.targets import LoadedTarget, load_target
 
 TOKENS = mx.array([[5, 9, 200, 7]])
@@ -171,3 +173,20 @@ def test_a_folder_of_something_else_is_refused(
 
 def test_a_config_without_a_model_type_is_refused(saved: Callable[..., Path]) -> None:
     assert "no model_type" in refusal(lambda: load_target(saved(tiny_target(), LLAMA, {})))
+
+
+def test_a_pair_passes_on_the_notes_of_both_halves(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    drafter = tiny_drafter()
+    save(drafter, DRAFTER, tmp_path / "drafter")
+    weights = mx.load(str(tmp_path / "drafter" / "model.safetensors"))
+    weights = {**weights, "embed_tokens.weight": ROW}
+    mx.save_safetensors(str(tmp_path / "drafter" / "model.safetensors"), weights)
+    target = saved(tiny_target(), {"model_type": "llama", **LLAMA}, {"mtp.fc.weight": ROW})
+    pair = load_pair(str(target), str(tmp_path / "drafter"), dtype="stored")
+    assert pair.notes == (
+        "target: ignored 1 tensor of multi-token prediction (first mtp.fc.weight)",
+        "drafter: ignored 1 tensor that the target has itself (first embed_tokens.weight)",
+    )
+    assert pair.effective().drafting
