@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
-from dflash2_mlx.acceptance import accept_greedy
-from dflash2_mlx.models.drafter import Proposal
+from dflash2_mlx.chooser import NO_DRAFT, Chooser, TokenLogprobs, Verdict, greedy_chooser
+from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.target import Reading, Target
 
 PREFILL_STEP = 2048  # tokens, mlx-lm's own chunk, so that chunk borders round alike
@@ -30,14 +30,15 @@ class Proposer(Protocol):
 
     def propose(
         self, context: list[Any], taps: mx.array | None, anchor: mx.array, width: int
-    ) -> Proposal: ...
+    ) -> Trellis: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one pass emitted: 1 to `drafted + 1` tokens, the first `from_draft` of them drafted.
 
-    `text` is filled in by the reader that detokenizes.
+    `logprobs` are there when asked for, one for each token. `text` is filled in by the reader that
+    detokenizes.
     """
 
     tokens: tuple[int, ...]
@@ -45,11 +46,12 @@ class Step:
     from_draft: int
     finish_reason: FinishReason | None = None
     text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A pass that was launched and not read: its verdict is `[1 + width]` int32 on the device."""
+    """A pass that was launched and not read: its verdict is still on the device."""
 
     width: int
     reading: Reading
@@ -57,23 +59,37 @@ class Flight:
 
 
 class Conversation:
-    """Caches of target and drafter, which hold the same committed tokens, the anchor excluded."""
+    """Caches of target and drafter, which hold the same committed tokens, the anchor excluded.
 
-    def __init__(self, target: Target, drafter: Proposer | None = None) -> None:
+    Greedy unless a chooser says otherwise.
+    """
+
+    def __init__(
+        self, target: Target, drafter: Proposer | None = None, chooser: Chooser | None = None
+    ) -> None:
         self.target = target
         self.drafter = drafter
+        self.chooser = chooser or greedy_chooser(target.vocab_size)
         self.caches = target.make_caches()
         self.context = drafter.make_context() if drafter else []
-        self.length = 0
+        self.tokens: list[int] = []  # all committed tokens, the anchor last
         self._unseen: list[mx.array] = []  # taps that the drafter's context has not taken in
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Read a prompt in chunks; the drafter takes in the rows that a block can still see."""
-        first_seen = self._skip_unseen(len(tokens))
-        for start in range(0, len(tokens), PREFILL_STEP):
-            chunk = tokens[start : start + PREFILL_STEP]
-            reading = self.target.read(mx.array(list(chunk)), self.caches)
-            self.length += reading.length
+    @property
+    def length(self) -> int:
+        """Tokens that the caches hold."""
+        return len(self.tokens) - 1
+
+    def prefill(self, prompt: Sequence[int]) -> None:
+        """Read all of a prompt but its last token, the first anchor, in chunks.
+
+        The drafter takes in the rows that a block can still see.
+        """
+        self.tokens = list(prompt)
+        first_seen = self._skip_unseen(self.length)
+        for start in range(0, self.length, PREFILL_STEP):
+            chunk = self.tokens[start : min(start + PREFILL_STEP, self.length)]
+            reading = self.target.read(mx.array(chunk), self.caches)
             if reading.taps is not None and self.drafter and start + len(chunk) > first_seen:
                 taps = reading.taps[:, max(0, first_seen - start) :]
                 self.drafter.extend(self.context, taps)
@@ -81,27 +97,27 @@ class Conversation:
             mx.eval([cache.state for cache in (*self.caches, *self.context)])
             mx.clear_cache()
 
-    def launch(self, anchor: int, width: int) -> Flight:
+    def launch(self, width: int) -> Flight:
         """Propose and verify `width` rows (1: plain decoding) as one graph, and start it."""
-        block = mx.array([anchor], dtype=mx.uint32)
-        drafts = mx.zeros((0,), dtype=mx.uint32)
+        anchor = mx.array(self.tokens[-1:], dtype=mx.uint32)
+        draft, position = NO_DRAFT, len(self.tokens)
         if self.drafter and width > 1 and self.length > 0:
             taps = mx.concatenate(self._unseen, axis=1) if self._unseen else None
-            drafts = self.drafter.propose(self.context, taps, block, width).tokens
+            trellis = self.drafter.propose(self.context, taps, anchor, width)
+            draft = self.chooser.draft(trellis, position)
             self._unseen = []
-        else:
-            width = 1
-        reading = self.target.read(mx.concatenate([block, drafts]), self.caches)
-        verdict = accept_greedy(drafts, reading.logits)
+        block = mx.concatenate([anchor, draft.tokens])
+        reading = self.target.read(block, self.caches)
+        verdict = self.chooser.judge(reading.logits, draft, position, self.tokens)
         mx.async_eval(verdict)
-        return Flight(width, reading, verdict)
+        return Flight(block.size, reading, verdict)
 
-    def commit(self, flight: Flight, num_tokens: int) -> None:
-        """Keep the anchor and all but the last of `num_tokens` emitted; rewind the other rows."""
-        self.target.rewind(self.caches, flight.reading, num_tokens)
-        self.length += num_tokens
+    def commit(self, flight: Flight, tokens: Sequence[int]) -> None:
+        """Take in the tokens emitted: the last becomes the anchor, the rows behind it go."""
+        self.target.rewind(self.caches, flight.reading, len(tokens))
+        self.tokens += tokens
         if self.drafter and flight.reading.taps is not None:
-            self._unseen.append(flight.reading.taps[:, :num_tokens])
+            self._unseen.append(flight.reading.taps[:, : len(tokens)])
 
     def stop_drafting(self) -> None:
         """Go on with plain decoding and forget the drafter's context."""
@@ -125,13 +141,12 @@ class Conversation:
 
 def decode(
     conversation: Conversation,
-    anchor: int,
     choose_width: ChooseWidth,
     *,
     max_tokens: int,
     end_tokens: Collection[int],
 ) -> Generator[Step]:
-    """Emit tokens behind `anchor` until an end token (emitted too) or `max_tokens`.
+    """Emit tokens behind a prefilled prompt until an end token (emitted too) or `max_tokens`.
 
     A step is handed out only after the next pass was launched. Closing the generator early leaves
     the caches at the last step handed out.
@@ -139,29 +154,33 @@ def decode(
     remaining = max_tokens
     # Drafters learn from anchors inside answers; behind a prompt's last token they draft nothing
     # that stands (1.00 tokens per pass on the demo pair's 24 prompts).
-    flight: Flight | None = conversation.launch(anchor, 1)
+    flight: Flight | None = conversation.launch(1)
     try:
         while flight is not None:
-            num_accepted, *choices = cast(list[int], flight.verdict.tolist())  # the one read
-            tokens, reason = _cut(choices[: num_accepted + 1], remaining, end_tokens)
-            conversation.commit(flight, len(tokens))
-            step = Step(
-                tuple(tokens),
-                flight.width - 1,
-                min(num_accepted, len(tokens)),
-                finish_reason=reason,
-            )
+            verdict = conversation.chooser.read(flight.verdict, flight.width)
+            tokens, reason = _cut(verdict.tokens, remaining, end_tokens)
+            conversation.commit(flight, tokens)
             remaining -= len(tokens)
-            flight, delivered = None, False
+            step = _step(flight, verdict, tokens, reason)
+            flight = None
             if reason is None and conversation.target.undraftable:
-                delivered = True
                 yield step  # before the launch: what these caches read cannot be undone
             if reason is None:
-                flight = conversation.launch(tokens[-1], min(choose_width(), remaining))
-            if not delivered:
+                flight = conversation.launch(min(choose_width(), remaining))
+            if reason is not None or not conversation.target.undraftable:
                 yield step
     finally:
         conversation.close(flight)
+
+
+def _step(flight: Flight, verdict: Verdict, tokens: list[int], reason: FinishReason | None) -> Step:
+    return Step(
+        tokens=tuple(tokens),
+        drafted=flight.width - 1,
+        from_draft=min(verdict.num_accepted, len(tokens)),
+        finish_reason=reason,
+        logprobs=tuple(verdict.logprobs[: len(tokens)]),
+    )
 
 
 def _cut(

@@ -9,9 +9,11 @@ from typing import Any
 import mlx.core as mx
 
 from dflash2_mlx.canary import Canary
+from dflash2_mlx.chooser import Chooser
 from dflash2_mlx.decode import Conversation, FinishReason, Step, decode
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
+from dflash2_mlx.randomness import Randomness
 from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.text import TextReader
 
@@ -55,12 +57,13 @@ class Generation(Iterator[Step]):
         max_tokens: int | None,
         block_size: BlockSize,
     ) -> None:
-        sampling.check_supported()
+        sampling.check_vocabulary(pair.target.vocab_size)
         self._pair = pair
         self._prompt = _checked_prompt(pair, prompt_ids)
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self._effective = with_seed(pair.effective(block_size), seed)
+        self._chooser = Chooser(sampling, Randomness.from_seed(seed), pair.target.vocab_size)
         self._canary = Canary()
         self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
         self._steps: list[Step] = []
@@ -101,13 +104,14 @@ class Generation(Iterator[Step]):
         mx.reset_peak_memory()
         width = self._effective.block_size
         conversation = Conversation(
-            self._pair.target, self._pair.drafter if self._effective.drafting else None
+            self._pair.target,
+            self._pair.drafter if self._effective.drafting else None,
+            self._chooser,
         )
-        conversation.prefill(self._prompt[:-1])
+        conversation.prefill(self._prompt)
         self._prefilled = time.perf_counter()
         steps = decode(
             conversation,
-            self._prompt[-1],
             lambda: width,
             max_tokens=self._max_tokens,
             end_tokens=self._pair.end_tokens,
@@ -152,6 +156,7 @@ class Generation(Iterator[Step]):
             step,
             tokens=step.tokens[: segment.num_read],
             from_draft=min(step.from_draft, segment.num_read),
+            logprobs=step.logprobs[: segment.num_read],
             text=text,
             finish_reason="stop" if stopped else step.finish_reason,
         )

@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from dflash2_mlx.errors import InvalidRequest, UnsupportedField
+from dflash2_mlx.errors import InvalidRequest
+
+MAX_LOGPROBS = 20  # as OpenAI's top_logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen from the target's distribution; greedy by default.
 
-    Raises `InvalidRequest` for a value that no distribution has, naming the field.
+    `penalty_context` is how many of the last tokens the three penalties look at (mlx-lm's 20).
+    `logprobs` asks for log probabilities: of the emitted token (0), and of that many best ones.
+    `seed` may be any integer; None draws a fresh one, which is reported. Raises `InvalidRequest`
+    for a value that no distribution has, naming the field.
     """
 
     temperature: float = 0.0
@@ -22,40 +27,46 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    penalty_context: int = 20
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, math.inf)
         _in_range("top_p", self.top_p, 0.0, 1.0)
-        _in_range("top_k", self.top_k, 0, math.inf)
+        _whole("top_k", self.top_k, 0)
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         _in_range("presence_penalty", self.presence_penalty, -math.inf, math.inf)
         _in_range("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _whole("penalty_context", self.penalty_context, 1)
         for token, bias in self.logit_bias.items():
+            _whole("logit_bias token", token, 0)
             _in_range(f"logit_bias of token {token}", bias, -math.inf, math.inf)
+        if self.seed is not None:
+            _whole("seed", self.seed, None)
         if isinstance(self.stop, str):
             raise InvalidRequest("stop is a string, expected a tuple of strings")
         if "" in self.stop:
-            raise InvalidRequest(
-                "stop holds an empty string, which would stop at once; leave it out"
-            )
+            raise InvalidRequest("stop holds an empty string; leave it out")
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
-    def check_supported(self) -> None:
-        """Raise `UnsupportedField` naming each field that is set but not built yet."""
-        built = {"seed", "stop"}
-        default = SamplingParams()
-        asked = [
-            f"{f.name} {getattr(self, f.name)}"
-            for f in fields(self)
-            if f.name not in built and getattr(self, f.name) != getattr(default, f.name)
-        ]
-        if asked:
-            raise UnsupportedField(
-                f"{', '.join(asked)}: only greedy decoding is available; leave the field out"
-            )
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest` where a field does not fit a vocabulary of this size."""
+        for token in self.logit_bias:
+            if token >= vocab_size:
+                raise InvalidRequest(f"logit_bias token {token} is outside 0 to {vocab_size - 1}")
+
+
+def _whole(name: str, value: Any, low: int | None, high: int | None = None) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and (low is None or low <= value) and (high is None or value <= high):
+        return
+    bounds = "" if low is None else f" from {low}" + (" up" if high is None else f" to {high}")
+    raise InvalidRequest(f"{name} is {value!r}, expected a whole number{bounds}")
 
 
 def _in_range(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:

@@ -114,8 +114,6 @@ def _randomize(module: nn.Module, seed: int) -> None:
 
 
 def _tokens(conversation: Conversation, block: int) -> list[int]:
-    conversation.prefill(PROMPT[:-1])
-    steps = decode(
-        conversation, PROMPT[-1], lambda: block, max_tokens=NUM_TOKENS, end_tokens=frozenset()
-    )
+    conversation.prefill(PROMPT)
+    steps = decode(conversation, lambda: block, max_tokens=NUM_TOKENS, end_tokens=frozenset())
     return [token for step in steps for token in step.tokens]

@@ -1,7 +1,6 @@
 """The DFlash drafters: a block of tokens from one forward over the target's hidden states."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,19 +10,14 @@ from dflash2_mlx.models import checkpoint, speculators
 from dflash2_mlx.models.cache import KVCache
 from dflash2_mlx.models.config import DrafterConfig
 from dflash2_mlx.models.layers import DecoderLayer
-from dflash2_mlx.models.selector import CandidateSelector, Trellis
+from dflash2_mlx.models.selector import CandidateSelector, Trellis, independent_rows
 
 Embed = Callable[[mx.array], mx.array]
 Head = Callable[[mx.array], mx.array]
 Context = list[KVCache]
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """T drafted tokens `[T]` uint32, and for DFlash 2 the trellis they were chosen from."""
-
-    tokens: mx.array
-    trellis: Trellis | None = None
+NUM_CANDIDATES = 16  # per row where there is no selector to say otherwise
 
 
 class Drafter(nn.Module):
@@ -83,8 +77,8 @@ class Drafter(nn.Module):
 
     def propose(
         self, context: Context, taps: mx.array | None, anchor: mx.array, width: int
-    ) -> Proposal:
-        """Draft `width - 1` tokens behind `anchor` `[1]`, taking in `taps` `[1, S, taps * D]`.
+    ) -> Trellis:
+        """Candidates for `width - 1` tokens behind `anchor` `[1]`, taking in `taps` `[1, S, ..]`.
 
         `taps` are of the committed tokens before the anchor that the context has not seen (None: it
         has seen all). One lazy graph: nothing is read back.
@@ -92,9 +86,9 @@ class Drafter(nn.Module):
         hidden = self.hidden(context, taps, anchor, width)
         logits = self.logits(hidden)
         if not self.config.selector_rank:
-            return Proposal(mx.argmax(logits, axis=-1))
-        trellis = self.candidate_selector(hidden, logits, anchor)
-        return Proposal(trellis.tokens(trellis.walk()), trellis)
+            return independent_rows(logits, min(NUM_CANDIDATES, self.config.vocab_size))
+        trellis: Trellis = self.candidate_selector(hidden, logits, anchor)
+        return trellis
 
     def hidden(
         self, context: Context, taps: mx.array | None, anchor: mx.array, width: int

@@ -67,8 +67,7 @@ class CandidateSelector(nn.Module):
 
         `hidden` `[T, D]` final hidden states, `logits` `[T, V]` float32, `anchor` `[1]` token id.
         """
-        candidates = mx.argpartition(logits, -self.top_k, axis=-1)[:, -self.top_k :]
-        unary = mx.take_along_axis(logits, candidates, axis=-1)
+        candidates, unary = best(logits, self.top_k)
         before = mx.concatenate(
             [mx.broadcast_to(anchor.astype(mx.uint32), (1, self.top_k)), candidates[:-1]]
         )
@@ -76,3 +75,15 @@ class CandidateSelector(nn.Module):
         predecessors = self.predecessor_codebook(before).astype(mx.float32) * context[:, None]
         successors = self.successor_codebook(candidates).astype(mx.float32)
         return Trellis(candidates, unary[:, None] + predecessors @ successors.swapaxes(1, 2))
+
+
+def independent_rows(logits: mx.array, top_k: int) -> Trellis:
+    """A trellis for a drafter without selector: no candidate cares which one came before."""
+    candidates, unary = best(logits, top_k)
+    return Trellis(candidates, mx.broadcast_to(unary[:, None], (len(unary), top_k, top_k)))
+
+
+def best(logits: mx.array, top_k: int) -> tuple[mx.array, mx.array]:
+    """Ids and logits `[T, top_k]` of the best of every row, in no order, from `[T, V]`."""
+    candidates = mx.argpartition(logits, -top_k, axis=-1)[:, -top_k:]
+    return candidates, mx.take_along_axis(logits, candidates, axis=-1)

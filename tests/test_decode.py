@@ -32,11 +32,10 @@ BLOCKS = [*range(1, 10), 12, 16]
 def run(pair: Pair, block: int, max_tokens: int = NUM_TOKENS, prompt: Sequence[int] = PROMPT):
     """All steps of a decode, and the conversation it leaves behind."""
     conversation = Conversation(pair.target, pair.drafter)
-    conversation.prefill(prompt[:-1])
+    conversation.prefill(prompt)
     steps = list(
         decode(
             conversation,
-            prompt[-1],
             lambda: block,
             max_tokens=max_tokens,
             end_tokens=pair.end_tokens,
@@ -157,10 +156,8 @@ def test_max_tokens_is_exact_and_nothing_comes_twice(block: int, max_tokens: int
 def test_closing_early_leaves_sound_caches(kind: str, num_steps: int) -> None:
     pair, truth = scripted_pair(kind, "wrong at 2")
     conversation = Conversation(pair.target, pair.drafter)
-    conversation.prefill(PROMPT[:-1])
-    steps = decode(
-        conversation, PROMPT[-1], lambda: 6, max_tokens=NUM_TOKENS, end_tokens=frozenset()
-    )
+    conversation.prefill(PROMPT)
+    steps = decode(conversation, lambda: 6, max_tokens=NUM_TOKENS, end_tokens=frozenset())
     taken = [next(steps) for _ in range(num_steps)]
     steps.close()
     emitted = ids_of(taken)
@@ -170,7 +167,6 @@ def test_closing_early_leaves_sound_caches(kind: str, num_steps: int) -> None:
     # ... so that the same conversation can go on as if nothing had happened.
     more = decode(
         conversation,
-        emitted[-1] if emitted else PROMPT[-1],
         lambda: 3,
         max_tokens=8,
         end_tokens=frozenset(),

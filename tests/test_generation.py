@@ -11,7 +11,7 @@ from tiny import END, VOCAB, ScriptedDrafter, pair_of, plain_ids, tiny_pair, tin
 import dflash2_mlx
 from dflash2_mlx import SamplingParams, generate, stream_generate
 from dflash2_mlx.canary import NUM_PASSES
-from dflash2_mlx.errors import ContextExceeded, InvalidRequest, UnsupportedField
+from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.pair import end_tokens
 from dflash2_mlx.target import Target
 
@@ -152,11 +152,6 @@ def test_generation_ends_at_the_context_limit() -> None:
     result = generate(pair, PROMPT)
     assert (result.completion_tokens, result.finish_reason) == (10, "length")
     assert list(result.token_ids) == plain_ids(pair.target.model, PROMPT, 10)
-
-
-def test_a_field_not_built_yet_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedField, match=r"temperature 0\.7, top_k 5"):
-        generate(tiny_pair(), PROMPT, SamplingParams(temperature=0.7, top_k=5))
 
 
 @pytest.mark.parametrize("field", ["top_p", "min_p"])

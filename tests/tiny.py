@@ -13,7 +13,8 @@ from mlx_lm.generate import generate_step
 
 from dflash2_mlx.decode import Conversation
 from dflash2_mlx.models.config import DrafterConfig
-from dflash2_mlx.models.drafter import Drafter, Proposal
+from dflash2_mlx.models.drafter import Drafter
+from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.pair import Pair, join
 from dflash2_mlx.target import Target
 
@@ -163,13 +164,14 @@ class ScriptedDrafter(nn.Module):
 
     def propose(
         self, context: list[Any], taps: mx.array | None, anchor: mx.array, width: int
-    ) -> Proposal:
+    ) -> Trellis:
         if taps is not None:
             self.extend(context, taps)
         self.widths.append(width)
         drafts = list(self.script(context[0].offset, width))
         assert len(drafts) == width - 1
-        return Proposal(mx.array(drafts, dtype=mx.uint32))
+        # One candidate per row: whatever the sampling, this is what gets drafted.
+        return Trellis(mx.array(drafts, dtype=mx.uint32)[:, None], mx.zeros((width - 1, 1, 1)))
 
 
 class _CountingContext:

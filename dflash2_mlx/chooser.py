@@ -1,0 +1,137 @@
+"""How one request chooses tokens: what is drafted, what stands, and what the host is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from dflash2_mlx.acceptance import accept_greedy, accept_sampled
+from dflash2_mlx.distribution import Distribution
+from dflash2_mlx.models.selector import Trellis
+from dflash2_mlx.randomness import Purpose, Randomness
+from dflash2_mlx.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """log p of an emitted token and of the best tokens at its place, best first.
+
+    Of the distribution after bias and penalties, before filters and temperature.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """T drafted tokens `[T]`, and when sampling what they were drawn from: `q` `[T, K]`."""
+
+    tokens: mx.array
+    candidates: mx.array
+    q: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All that the host learns of a pass: `num_accepted` drafts, then the tokens to emit."""
+
+    num_accepted: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+
+
+NO_DRAFT = Draft(
+    mx.zeros((0,), dtype=mx.uint32), mx.zeros((0, 1), dtype=mx.uint32), mx.zeros((0, 1))
+)
+
+
+class Chooser:
+    """Chooses tokens for one request; everything it hands out stays on the device until `read`."""
+
+    def __init__(self, params: SamplingParams, randomness: Randomness, vocab_size: int) -> None:
+        self.params = params
+        self.greedy = params.temperature == 0.0
+        self._distribution = Distribution(params, vocab_size)
+        self._randomness = randomness
+
+    def draft(self, trellis: Trellis, position: int) -> Draft:
+        """Walk the trellis for tokens at `position` and behind."""
+        num_rows, width = trellis.candidates.shape
+        if self.greedy:
+            return Draft(trellis.tokens(trellis.walk()), NO_DRAFT.candidates, NO_DRAFT.q)
+        temperature = self.params.temperature
+        noise = self._randomness.gumbels(position, num_rows, width, Purpose.DRAFT)
+        path = trellis.walk(temperature, noise)
+        q = trellis.probabilities(path, temperature)
+        return Draft(trellis.tokens(path), trellis.candidates, q)
+
+    def judge(
+        self, raw: mx.array, draft: Draft, position: int, committed: Sequence[int]
+    ) -> mx.array:
+        """Decide a block from the target's logits `[L, V]`; one flat int32 array for `read`.
+
+        Row 0 decides the token at `position`, behind `committed` (the anchor last).
+        """
+        logits = raw
+        if self._distribution.changes_logits:
+            logits = self._distribution.logits(raw, committed, draft.tokens)
+        if self.greedy:
+            ruling = accept_greedy(draft.tokens, logits)
+        else:
+            ruling = self._sample(logits.astype(mx.float32), draft, position)
+        if self.params.logprobs is None:
+            return ruling
+        return mx.concatenate([ruling, self._logprobs(logits, ruling[1:])])
+
+    def read(self, verdict: mx.array, width: int) -> Verdict:
+        """Bring the verdict on a block of `width` rows to the host: the one read of a pass."""
+        values = np.array(verdict)
+        num_accepted = int(values[0])
+        tokens = [int(token) for token in values[1 : num_accepted + 2]]
+        return Verdict(num_accepted, tokens, _unpacked(values[1 + width :], width, len(tokens)))
+
+    def _sample(self, logits: mx.array, draft: Draft, position: int) -> mx.array:
+        num_drafts = draft.tokens.size
+        uniforms = self._randomness.uniforms(position, num_drafts, Purpose.ACCEPT)
+        num_accepted, row = accept_sampled(
+            draft.tokens, draft.candidates, draft.q, self._distribution.rows(logits), uniforms
+        )
+        size = row.weights.shape[-1]
+        noise = self._randomness.gumbel_at(position + num_accepted, size, Purpose.EMIT)
+        token = row.token(mx.argmax(row.weights + noise)).astype(mx.int32)
+        line = mx.concatenate([draft.tokens.astype(mx.int32), token[None]])
+        tokens = mx.where(mx.arange(num_drafts + 1) == num_accepted, token, line)
+        return mx.concatenate([num_accepted[None], tokens])
+
+    def _logprobs(self, logits: mx.array, tokens: mx.array) -> mx.array:
+        """For each row the token's log p, then ids and log p of the best, flat as int32 bits."""
+        logits = logits.astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)
+        packed = [chosen.view(mx.int32)]
+        if num_top := self.params.logprobs:
+            best = mx.argpartition(logprobs, -num_top, axis=-1)[:, -num_top:]
+            values = mx.take_along_axis(logprobs, best, axis=-1)
+            packed += [best.astype(mx.int32), values.view(mx.int32)]
+        return mx.concatenate(packed, axis=-1).flatten()
+
+
+def _unpacked(values: np.ndarray, width: int, num_tokens: int) -> list[TokenLogprobs]:
+    if not values.size:
+        return []
+    rows = values.reshape(width, -1)[:num_tokens]
+    num_top = (rows.shape[1] - 1) // 2
+    found = []
+    for row in rows:
+        ids = row[1 : 1 + num_top].tolist()
+        floats = row.view(np.float32)
+        top = sorted(zip(ids, floats[1 + num_top :].tolist(), strict=True), key=lambda t: -t[1])
+        found.append(TokenLogprobs(float(floats[0]), tuple(top)))
+    return found
+
+
+def greedy_chooser(vocab_size: int) -> Chooser:
+    """The target's own first choice everywhere."""
+    return Chooser(SamplingParams(), Randomness.from_seed(0), vocab_size)
