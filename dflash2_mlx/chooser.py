@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 
 from dflash2_mlx.acceptance import accept_greedy, accept_sampled
-from dflash2_mlx.distribution import Distribution
+from dflash2_mlx.constraint import Constraint, Walk
+from dflash2_mlx.distribution import NEGATIVE_INFINITY, Distribution
 from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.randomness import Purpose, Randomness
 from dflash2_mlx.sampling import SamplingParams
@@ -26,11 +27,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """T drafted tokens `[T]`, and when sampling what they were drawn from: `q` `[T, K]`."""
+    """T drafted tokens `[T]`, and when sampling what they were drawn from: `q` `[T, K]`.
+
+    `allowed` `[T + 1, V]` are the tokens that obey the request's grammar, None without one.
+    """
 
     tokens: mx.array
     candidates: mx.array
     q: mx.array
+    allowed: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,15 @@ NO_DRAFT = Draft(
 class Chooser:
     """Chooses tokens for one request; everything it hands out stays on the device until `read`."""
 
-    def __init__(self, params: SamplingParams, randomness: Randomness, vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        randomness: Randomness,
+        vocab_size: int,
+        constraint: Constraint | None = None,
+    ) -> None:
         self.params = params
+        self.constraint = constraint
         self.greedy = params.temperature == 0.0
         self._distribution = Distribution(params, vocab_size)
         self._randomness = randomness
@@ -59,6 +71,8 @@ class Chooser:
     def draft(self, trellis: Trellis, position: int) -> Draft:
         """Walk the trellis for tokens at `position` and behind."""
         num_rows, width = trellis.candidates.shape
+        if self.constraint is not None:
+            return self._obeying(trellis, position, self.constraint)
         if self.greedy:
             return Draft(trellis.tokens(trellis.walk()), NO_DRAFT.candidates, NO_DRAFT.q)
         temperature = self.params.temperature
@@ -66,6 +80,19 @@ class Chooser:
         path = trellis.walk(temperature, noise)
         q = trellis.probabilities(path, temperature)
         return Draft(trellis.tokens(path), trellis.candidates, q)
+
+    def forced(self, limit: int) -> Draft | None:
+        """Up to `limit` tokens that the grammar leaves no choice about; no drafter is asked."""
+        walk = self.constraint.forced(limit) if self.constraint else None
+        if walk is None:
+            return None
+        tokens = mx.array(walk.tokens, dtype=mx.uint32)
+        return self._as_draft(walk, tokens[:, None])
+
+    def commit(self, tokens: list[int]) -> None:
+        """Take note of tokens that were emitted."""
+        if self.constraint is not None:
+            self.constraint.commit(tokens)
 
     def judge(
         self, raw: mx.array, draft: Draft, position: int, committed: Sequence[int]
@@ -77,6 +104,12 @@ class Chooser:
         logits = raw
         if self._distribution.changes_logits:
             logits = self._distribution.logits(raw, committed, draft.tokens)
+        if self.constraint is not None:
+            mx.async_eval(raw)  # the target reads while the host asks the grammar
+            allowed = draft.allowed
+            if allowed is None:
+                allowed = self.constraint.allowed(self.constraint.masks())
+            logits = mx.where(allowed, logits.astype(mx.float32), NEGATIVE_INFINITY)
         if self.greedy:
             ruling = accept_greedy(draft.tokens, logits)
         else:
@@ -91,6 +124,27 @@ class Chooser:
         num_accepted = int(values[0])
         tokens = [int(token) for token in values[1 : num_accepted + 2]]
         return Verdict(num_accepted, tokens, _unpacked(values[1 + width :], width, len(tokens)))
+
+    def _obeying(self, trellis: Trellis, position: int, constraint: Constraint) -> Draft:
+        """A walk over candidates that obey the grammar: on the host, one more read of a pass."""
+        num_rows, width = trellis.candidates.shape
+        temperature, noise = self.params.temperature, mx.zeros((num_rows, width))
+        if not self.greedy:
+            noise = self._randomness.gumbels(position, num_rows, width, Purpose.DRAFT)
+        mx.eval(trellis.candidates, trellis.scores, noise)
+        candidates = np.array(trellis.candidates)
+        walk = constraint.walk(candidates, np.array(trellis.scores), np.array(noise), temperature)
+        return self._as_draft(walk, trellis.candidates)
+
+    def _as_draft(self, walk: Walk, candidates: mx.array) -> Draft:
+        assert self.constraint is not None
+        num_drafts = len(walk.tokens)
+        return Draft(
+            mx.array(walk.tokens, dtype=mx.uint32),
+            candidates[:num_drafts],
+            mx.array(walk.q),
+            self.constraint.allowed(walk.masks),
+        )
 
     def _sample(self, logits: mx.array, draft: Draft, position: int) -> mx.array:
         num_drafts = draft.tokens.size

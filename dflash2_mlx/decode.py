@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
-from dflash2_mlx.chooser import NO_DRAFT, Chooser, TokenLogprobs, Verdict, greedy_chooser
+from dflash2_mlx.chooser import NO_DRAFT, Chooser, Draft, TokenLogprobs, Verdict, greedy_chooser
 from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.target import Reading, Target
 
@@ -100,22 +100,29 @@ class Conversation:
     def launch(self, width: int) -> Flight:
         """Propose and verify `width` rows (1: plain decoding) as one graph, and start it."""
         anchor = mx.array(self.tokens[-1:], dtype=mx.uint32)
-        draft, position = NO_DRAFT, len(self.tokens)
-        if self.drafter and width > 1 and self.length > 0:
-            taps = mx.concatenate(self._unseen, axis=1) if self._unseen else None
-            trellis = self.drafter.propose(self.context, taps, anchor, width)
-            draft = self.chooser.draft(trellis, position)
-            self._unseen = []
+        position = len(self.tokens)
+        draft = self._draft(anchor, position, width)
         block = mx.concatenate([anchor, draft.tokens])
         reading = self.target.read(block, self.caches)
         verdict = self.chooser.judge(reading.logits, draft, position, self.tokens)
         mx.async_eval(verdict)
         return Flight(block.size, reading, verdict)
 
+    def _draft(self, anchor: mx.array, position: int, width: int) -> Draft:
+        if self.drafter is None or width == 1 or self.length == 0:
+            return NO_DRAFT
+        if forced := self.chooser.forced(width - 1):
+            return forced
+        taps = mx.concatenate(self._unseen, axis=1) if self._unseen else None
+        self._unseen = []
+        trellis = self.drafter.propose(self.context, taps, anchor, width)
+        return self.chooser.draft(trellis, position)
+
     def commit(self, flight: Flight, tokens: Sequence[int]) -> None:
         """Take in the tokens emitted: the last becomes the anchor, the rows behind it go."""
         self.target.rewind(self.caches, flight.reading, len(tokens))
         self.tokens += tokens
+        self.chooser.commit(list(tokens))
         if self.drafter and flight.reading.taps is not None:
             self._unseen.append(flight.reading.taps[:, : len(tokens)])
 

@@ -63,7 +63,12 @@ class Generation(Iterator[Step]):
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self._effective = with_seed(pair.effective(block_size), seed)
-        self._chooser = Chooser(sampling, Randomness.from_seed(seed), pair.target.vocab_size)
+        self._chooser = Chooser(
+            sampling,
+            Randomness.from_seed(seed),
+            pair.target.vocab_size,
+            pair.constraint(sampling.grammar) if sampling.grammar else None,
+        )
         self._canary = Canary()
         self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
         self._steps: list[Step] = []

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from dflash2_mlx.catalogue import load_catalogue
 from dflash2_mlx.chip import this_chip
+from dflash2_mlx.constraint import Constraint, Grammar, grammar_tokenizer
 from dflash2_mlx.drafters import drafter_in_precision
 from dflash2_mlx.errors import InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
@@ -75,6 +76,7 @@ class Pair:
         self.context_limit = context_limit
         self.notes = notes
         self._why_plain = why_plain
+        self._grammar_tokenizer: Any = None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, with the tokenizer's own start token."""
@@ -117,6 +119,13 @@ class Pair:
             drafting=drafter is not None,
             reason=reason,
         )
+
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """A fresh constraint for one answer; raises `InvalidRequest` for a grammar that is none."""
+        vocab_size = self.target.vocab_size
+        if self._grammar_tokenizer is None:
+            self._grammar_tokenizer = grammar_tokenizer(self.tokenizer, vocab_size, self.end_tokens)
+        return Constraint(grammar, self._grammar_tokenizer, vocab_size, self.end_tokens)
 
     def make_drafter_safer(self) -> bool:
         """Let the drafter compute in float32; False when it does already, or there is none."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dflash2_mlx.constraint import Grammar
 from dflash2_mlx.errors import InvalidRequest
 
 MAX_LOGPROBS = 20  # as OpenAI's top_logprobs
@@ -16,6 +17,7 @@ class SamplingParams:
 
     `penalty_context` is how many of the last tokens the three penalties look at (mlx-lm's 20).
     `logprobs` asks for log probabilities: of the emitted token (0), and of that many best ones.
+    `grammar` holds the whole answer to a JSON schema, regular expression or Lark grammar.
     `seed` may be any integer; None draws a fresh one, which is reported. Raises `InvalidRequest`
     for a value that no distribution has, naming the field.
     """
@@ -32,6 +34,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, math.inf)
