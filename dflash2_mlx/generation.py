@@ -107,7 +107,6 @@ class Generation(Iterator[Step]):
     def _stream(self) -> Generator[Step]:
         self._started = time.perf_counter()
         mx.reset_peak_memory()
-        width = self._effective.block_size
         conversation = Conversation(
             self._pair.target,
             self._pair.drafter if self._effective.drafting else None,
@@ -117,7 +116,7 @@ class Generation(Iterator[Step]):
         self._prefilled = time.perf_counter()
         steps = decode(
             conversation,
-            lambda: width,
+            lambda: self._width(conversation),
             max_tokens=self._max_tokens,
             end_tokens=self._pair.end_tokens,
         )
@@ -132,6 +131,13 @@ class Generation(Iterator[Step]):
         finally:
             steps.close()
 
+    def _width(self, conversation: Conversation) -> int:
+        """Rows of the next pass: one, for good, where the drafter's positions would run out."""
+        width, limit = self._effective.block_size, self._pair.drafter_limit
+        if conversation.drafter and len(conversation.tokens) + width > limit:
+            self._stop_drafting(conversation, f"past the {limit} tokens the drafter can read")
+        return width if conversation.drafter else 1
+
     def _distrust(self, conversation: Conversation) -> None:
         """Drafts that never stand cost time: try the safer dtype once, else decode plainly."""
         seen = self._canary.describe()
@@ -141,12 +147,14 @@ class Generation(Iterator[Step]):
             )
             self._canary = Canary()
             return
-        conversation.stop_drafting()
-        self._effective = replace(
-            self._effective,
-            drafting=False,
-            reason=f"stopped, since {seen}; is the drafter made for this target and revision?",
+        self._stop_drafting(
+            conversation,
+            f"stopped, since {seen}; is the drafter made for this target and revision?",
         )
+
+    def _stop_drafting(self, conversation: Conversation, reason: str) -> None:
+        conversation.stop_drafting()
+        self._effective = replace(self._effective, drafting=False, reason=reason)
 
     def _read(self, step: Step) -> Step:
         self._last = time.perf_counter()

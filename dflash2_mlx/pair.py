@@ -78,6 +78,11 @@ class Pair:
         self._why_plain = why_plain
         self._grammar_tokenizer: Any = None
 
+    @property
+    def drafter_limit(self) -> int:
+        """Tokens that the drafter's positions reach; beyond them decoding is plain."""
+        return NO_LIMIT if self.drafter is None else self.drafter.config.max_position_embeddings
+
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, with the tokenizer's own start token."""
         return list(self.tokenizer.encode(text))

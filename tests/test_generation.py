@@ -184,6 +184,23 @@ def test_the_safer_dtype_is_tried_first() -> None:
     assert list(result.token_ids) == plain_ids(pair.target.model, PROMPT, 2 * NUM_PASSES + 40)
 
 
+@pytest.mark.parametrize("limit", [len(PROMPT) - 1, len(PROMPT), len(PROMPT) + 1, len(PROMPT) + 20])
+def test_beyond_the_drafters_positions_decoding_is_plain(limit: int) -> None:
+    pair, truth = scripted_pair("dense", "wrong at 2")
+    pair.drafter.config.max_position_embeddings = limit
+    generation = stream_generate(pair, PROMPT, max_tokens=40, block_size=4)
+    position, drafted = len(PROMPT), []
+    for step in generation:
+        position += len(step.tokens)
+        drafted.append((position, step.drafted))
+    assert list(generation.result.token_ids) == truth[:40]
+    assert all(width == 0 for position, width in drafted if position > limit)
+    assert any(width > 0 for _, width in drafted) == (limit > len(PROMPT) + 4)
+    assert generation.result.effective.reason == f"past the {limit} tokens the drafter can read"
+    # Decided for each request: a short one drafts again.
+    assert max(s.drafted for s in stream_generate(pair, [1, 2], max_tokens=9, block_size=4)) == 3
+
+
 def test_a_sound_drafter_is_left_alone() -> None:
     pair, _ = scripted_pair("dense", "wrong at 2", 3 * NUM_PASSES)
     assert generate(pair, PROMPT, max_tokens=2 * NUM_PASSES, block_size=4).effective.drafting
