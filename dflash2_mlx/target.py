@@ -10,12 +10,15 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 from dflash2_mlx.errors import BadCheckpoint, PairMismatch
-from dflash2_mlx.models.cache import rewindable
-from dflash2_mlx.models.recurrent import Recorder, Tape, leaves
+from dflash2_mlx.models.anatomy import Anatomy, examine
+from dflash2_mlx.models.cache import leaves, rewindable
+from dflash2_mlx.models.recurrent import Recorder, Tape
 from dflash2_mlx.models.spy import Spy, installed
 
-EMBEDDING_NAMES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embeddings")
 Caches = list[Any]
+
+# mlx-lm 0.32.2 adds phi3small's boolean mask to the scores, so tokens see those behind them.
+NOT_CAUSAL = ("phi3small",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Reading:
 class Target:
     """An mlx-lm model, unchanged. Hidden states are tapped at the outputs of decoder layers.
 
-    `undraftable` says why drafting is impossible (a cache kind that cannot be rewound), or is None.
+    `undraftable` says why drafting is impossible (say, a cache kind that cannot be rewound), or is
+    None. Raises `BadCheckpoint` for a model that does not run on this machine.
     """
 
     def __init__(self, model: nn.Module, taps: Sequence[int] = ()) -> None:
@@ -39,11 +43,13 @@ class Target:
         self.num_layers = len(model.layers)
         if outside := [tap for tap in taps if not 0 <= tap < self.num_layers]:
             raise PairMismatch(f"taps {outside} lie outside layers 0 to {self.num_layers - 1}")
-        self.taps = tuple(taps)
+        self.undraftable = _known_problem(model) or _not_rewindable(make_prompt_cache(model))
+        self._anatomy = _examine(model, self.make_caches())
+        self.undraftable = self.undraftable or self._anatomy.problem
+        self._recorder = Recorder(self._anatomy.mixers)
+        self.taps = () if self.undraftable else tuple(taps)
+        self._spies = [self._tap(tap) for tap in self.taps]
         self._tapped: dict[int, mx.array] = {}
-        self._spies = [self._tap(tap) for tap in taps]
-        self.undraftable = _undraftable(make_prompt_cache(model))
-        self._recorder = Recorder(model, make_prompt_cache(model))
 
     def make_caches(self) -> Caches:
         """Empty caches, one for each of the model's; ours wherever they have to be rewound."""
@@ -78,22 +84,14 @@ class Target:
     @property
     def embedding(self) -> nn.Module:
         """The raw token embedding."""
-        found = [
-            (EMBEDDING_NAMES.index(name), path.count("."), module)
-            for path, module in self.model.named_modules()
-            if (name := path.rpartition(".")[2]) in EMBEDDING_NAMES and hasattr(module, "as_linear")
-        ]
-        if not found:
-            raise BadCheckpoint(f"no token embedding found in {type(self.model).__module__}")
-        return min(found, key=lambda entry: entry[:2])[2]
+        if self._anatomy.embedding is None:
+            raise BadCheckpoint(f"no token embedding found in {_family(self.model)}")
+        return self._anatomy.embedding
 
     @property
     def head(self) -> Callable[[mx.array], mx.array]:
         """Hidden states `[.., D]` -> logits `[.., V]`, without the target's own scale or cap."""
-        for path, module in self.model.named_modules():
-            if path.rpartition(".")[2] == "lm_head":
-                return module
-        return self.embedding.as_linear
+        return self._anatomy.head or self.embedding.as_linear
 
     @property
     def vocab_size(self) -> int:
@@ -154,6 +152,22 @@ def _ours(cache: Any) -> Any:
     return cache if isinstance(cache, ArraysCache) else rewindable(cache)
 
 
-def _undraftable(caches: Caches) -> str | None:
+def _family(model: nn.Module) -> str:
+    return type(model).__module__.rpartition(".")[2]
+
+
+def _known_problem(model: nn.Module) -> str | None:
+    return "its tokens see later ones in mlx-lm" if _family(model) in NOT_CAUSAL else None
+
+
+def _not_rewindable(caches: Caches) -> str | None:
     foreign = {type(leaf).__name__ for leaf in leaves(caches) if _ours(leaf) is None}
     return f"its cache kind {', '.join(sorted(foreign))} cannot be rewound" if foreign else None
+
+
+def _examine(model: nn.Module, caches: Caches) -> Anatomy:
+    try:
+        return examine(model, caches)
+    except Exception as error:  # a forward raises what it likes
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadCheckpoint(f"{_family(model)} does not run on this machine: {reason}") from None

@@ -4,6 +4,7 @@ mlx-lm's rotating cache cannot be trimmed once it is full. This one keeps its ro
 their positions, drops old ones in bulk, and so rewinds, sliding or not, by plain arithmetic.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -39,6 +40,8 @@ class KVCache:
         self.start = 0  # the position in row 0
         self.offset = 0  # the position the next token takes
         self.origin = 0  # tokens before it were never stored
+        self.is_overreached = False  # a mask was asked for that is wider than the window
+        self._fetched_from = 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append rows, return all rows that the first of them can see, in order of position."""
@@ -52,7 +55,14 @@ class KVCache:
         self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
         self.values = mx.slice_update(self.values, values, at, axes=(2,))
         self.offset += num_new
-        rows = slice(self._first_visible(num_new) - self.start, self.offset - self.start)
+        self._fetched_from = self._first_visible(num_new)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the last append returned, for layers that share the keys of an earlier one."""
+        assert self.keys is not None
+        assert self.values is not None
+        rows = slice(self._fetched_from - self.start, self.offset - self.start)
         return self.keys[..., rows, :], self.values[..., rows, :]
 
     def make_mask(
@@ -60,13 +70,15 @@ class KVCache:
     ) -> mx.array | str | None:
         """The causal mask for the next `N` tokens over the rows `update_and_fetch` will return."""
         window = window_size or self.window
+        if self.window and window_size and window_size > self.window:
+            self.is_overreached = True
         first = max(self.origin, self.offset - self.window + 1) if self.window else self.origin
         num_before = self.offset - max(first, self.start)
         if window is not None and num_before + N > window:
             return create_causal_mask(N, num_before, window_size=window)
-        if return_array:
-            return create_causal_mask(N, num_before)
-        return None if N == 1 else "causal"
+        if N == 1:
+            return None
+        return create_causal_mask(N, num_before) if return_array else "causal"
 
     def skip(self, num_tokens: int) -> None:
         """Drop all rows and move on by tokens that will never be looked at."""
@@ -144,11 +156,31 @@ def _grown(old: mx.array | None, first: int, last: int, spare: int, like: mx.arr
     return room if old is None else mx.concatenate([old[..., first:last, :], room], axis=2)
 
 
+class ChunkedKVCache(KVCache):
+    """The verbs of mlx-lm's chunked cache: tokens see back to the start of their chunk."""
+
+    @property
+    def start_position(self) -> int:
+        """The position of the first row that the next append will return."""
+        return self._first_visible(0)
+
+    def maybe_trim_front(self) -> None:
+        """Nothing: old rows are dropped when room is made."""
+
+
 def rewindable(cache: Any) -> KVCache | None:
     """Our cache in place of one of mlx-lm's attention caches; None for a kind we cannot rewind."""
     kind = type(cache).__name__
-    if kind == "KVCache":
+    if kind in ("KVCache", "ConcatenateKVCache"):
         return KVCache()
+    if kind == "ChunkedKVCache":
+        return ChunkedKVCache(window=cache.chunk_size)
     if kind == "RotatingKVCache" and cache.keep == 0:
         return KVCache(window=cache.max_size)
     return None
+
+
+def leaves(caches: Iterable[Any]) -> Iterator[Any]:
+    """All caches, those inside mlx-lm's CacheList included."""
+    for cache in caches:
+        yield from leaves(cache.caches) if hasattr(cache, "caches") else [cache]

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache
 
+from dflash2_mlx.models.cache import leaves
 from dflash2_mlx.models.spy import Spy, installed
 
 
@@ -24,7 +25,6 @@ class MixerCall:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    cache: ArraysCache
     outputs: list[mx.array] = field(default_factory=list)
 
 
@@ -35,24 +35,22 @@ class Mixer:
         self.module = module
         self.spies = [Spy(module, self._around_call)]
         self.spies += [Spy(linear, self._around_projection) for linear in _linears(module)]
-        self.call: MixerCall | None = None
+        self.calls: list[MixerCall] = []
         self._playing: Iterator[mx.array] | None = None
 
     def _around_call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        cache = _recurrent_argument(args, kwargs)
-        self.call = None if cache is None else MixerCall(args, kwargs, cache)
+        self.calls.append(MixerCall(args, kwargs))
         return forward(*args, **kwargs)
 
     def _around_projection(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._playing is not None:
             return next(self._playing)
         output = forward(*args, **kwargs)
-        if self.call is not None:
-            self.call.outputs.append(output)
+        self.calls[-1].outputs.append(output)
         return output
 
     def replay(self, call: MixerCall, kept: int, length: int) -> None:
-        """Run the first `kept` of the call's `length` rows again, on the state in `call.cache`."""
+        """Run the first `kept` of the call's `length` rows again, on the state its caches hold."""
 
         def cut(value: Any) -> Any:
             is_rows = isinstance(value, mx.array) and value.ndim > 1 and value.shape[1] == length
@@ -85,66 +83,23 @@ class Tape:
 
 
 class Recorder:
-    """Records tapes for one model; `num_mixers` is 0 for a model without recurrent layers."""
+    """Records tapes of one model, given the modules that keep its recurrent state."""
 
-    def __init__(self, model: nn.Module, caches: list[Any]) -> None:
-        is_recurrent = any(isinstance(leaf, ArraysCache) for leaf in leaves(caches))
-        self._mixers = [Mixer(module) for module in _find_mixers(model, caches)] * is_recurrent
-        self.num_mixers = len(self._mixers)
+    def __init__(self, mixers: list[nn.Module]) -> None:
+        self._mixers = [Mixer(module) for module in mixers]
 
     @contextmanager
     def recording(self, caches: list[Any], length: int) -> Iterator[Tape]:
         """A tape of the one forward of `length` tokens that runs inside."""
         recurrent = [leaf for leaf in leaves(caches) if isinstance(leaf, ArraysCache)]
         tape = Tape([(cache, list(cache.cache)) for cache in recurrent], [], length)
-        # A single row is kept or dropped whole; longer reads of one row need no tape either.
-        spies = [spy for mixer in self._mixers for spy in mixer.spies] if length > 1 else []
-        with installed(spies):
+        # A single row is kept or dropped whole: the old state is enough.
+        mixers = self._mixers if length > 1 else []
+        for mixer in mixers:
+            mixer.calls = []
+        with installed([spy for mixer in mixers for spy in mixer.spies]):
             yield tape
-        for mixer in self._mixers:
-            if mixer.call is not None:
-                tape.calls.append((mixer, mixer.call))
-                mixer.call = None
-
-
-def leaves(caches: list[Any]) -> Iterator[Any]:
-    """All caches, those inside mlx-lm's CacheList included."""
-    for cache in caches:
-        yield from leaves(cache.caches) if hasattr(cache, "caches") else [cache]
-
-
-def _find_mixers(model: nn.Module, caches: list[Any]) -> list[nn.Module]:
-    """The innermost modules that are handed a recurrent cache, from one forward never evaluated."""
-    mixers: list[nn.Module] = []
-    handed_on: list[bool] = []
-
-    def around(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if _recurrent_argument(args, kwargs) is None:
-            return forward(*args, **kwargs)
-        if handed_on:
-            handed_on[-1] = True
-        handed_on.append(False)
-        output = forward(*args, **kwargs)
-        if not handed_on.pop():
-            mixers.append(module)
-        return output
-
-    inner = [module for layer in model.layers for _, module in layer.named_modules()]
-    spies = [
-        Spy(module, lambda *call, module=module: around(module, *call))
-        for module in inner
-        if module.children()
-    ]
-    with installed(spies):
-        model(mx.zeros((1, 2), dtype=mx.uint32), cache=caches)
-    return mixers
-
-
-def _recurrent_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArraysCache | None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, ArraysCache):
-            return value
-    return None
+        tape.calls.extend((mixer, call) for mixer in mixers for call in mixer.calls)
 
 
 def _linears(module: nn.Module) -> list[nn.Module]:

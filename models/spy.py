@@ -10,21 +10,28 @@ from typing import Any
 
 import mlx.nn as nn
 
-# Called in place of the module's own forward: (forward, args, kwargs) -> output.
+# Called in place of the module's own method: (method, args, kwargs) -> output.
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Spy:
-    """One module and what happens around its calls while the spy is installed."""
+    """One module and what happens around its calls, and around its other methods, by name."""
 
-    def __init__(self, module: nn.Module, around: Around) -> None:
+    def __init__(self, module: nn.Module, around: Around, **others: Around) -> None:
         base = type(module)
-
-        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return around(lambda *a, **k: base.__call__(self, *a, **k), args, kwargs)
-
+        heard = {"__call__": around, **others}
+        worn = {
+            name: _heard(getattr(base, name), heard[name]) for name in heard if hasattr(base, name)
+        }
         self.module, self.base = module, base
-        self.worn = type(base.__name__, (base,), {"__call__": __call__})
+        self.worn = type(base.__name__, (base,), worn)
+
+
+def _heard(own: Callable[..., Any], around: Around) -> Callable[..., Any]:
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return around(lambda *a, **k: own(self, *a, **k), args, kwargs)
+
+    return method
 
 
 @contextmanager

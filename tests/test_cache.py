@@ -4,10 +4,11 @@ import random
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.base import create_causal_mask
 
 from dflash2_mlx.errors import RewindFailed
-from dflash2_mlx.models.cache import STEP, KVCache
+from dflash2_mlx.models.cache import STEP, KVCache, rewindable
 
 
 def rows(start: int, count: int) -> mx.array:
@@ -41,7 +42,7 @@ def test_any_appends_and_rewinds_leave_the_last_rows_in_order(
 
 
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("count", [1, 3, 30])
+@pytest.mark.parametrize("count", [2, 3, 30])
 @pytest.mark.parametrize("before", [0, 4, 8, 9, 50])
 def test_the_mask_fits_the_rows(window: int | None, count: int, before: int) -> None:
     cache = KVCache(window)
@@ -58,7 +59,34 @@ def test_no_mask_where_every_row_is_visible() -> None:
     cache = KVCache(window=9)
     append(cache, 30)
     assert cache.make_mask(1) is None
+    assert cache.make_mask(1, return_array=True) is None  # as mlx-lm's, which models rely on
     assert KVCache().make_mask(4) == "causal"
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_rows_can_be_fetched_again_by_layers_that_share_them(window: int | None) -> None:
+    cache = KVCache(window)
+    for count in (4, 1, 30, 1, 8):
+        new = rows(cache.offset, count)
+        appended = cache.update_and_fetch(new, new)
+        assert all(map(mx.array_equal, cache.keys_and_values(), appended))
+
+
+def test_a_mask_wider_than_the_window_is_noticed() -> None:
+    cache = KVCache(window=9)
+    cache.make_mask(2, window_size=9)
+    assert not cache.is_overreached
+    cache.make_mask(2, window_size=10)
+    assert cache.is_overreached
+
+
+@pytest.mark.parametrize("num_appends", [1, 3, 7])
+def test_a_chunked_cache_starts_where_its_rows_do(num_appends: int) -> None:
+    cache = rewindable(mlx_cache.ChunkedKVCache(chunk_size=9))
+    for _ in range(num_appends):
+        cache.maybe_trim_front()
+        start = cache.start_position
+        assert append(cache, 4)[0] == start
 
 
 def test_a_window_bounds_the_memory() -> None:

@@ -1,13 +1,14 @@
 """A target is tapped where its config says, and nothing is left on the model."""
 
+import families
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from tiny import LLAMA, NUM_LAYERS, build_model, plain_ids, tiny_drafter, tiny_target
+from tiny import HIDDEN, LLAMA, NUM_LAYERS, build_model, plain_ids, tiny_drafter, tiny_target
 
-from dflash2_mlx.errors import PairMismatch
+from dflash2_mlx.errors import BadCheckpoint, PairMismatch
 from dflash2_mlx.pair import join
 from dflash2_mlx.target import Target
 
@@ -109,20 +110,44 @@ def test_a_rewound_cache_equals_one_that_never_read_more(kind: str) -> None:
 
 
 def test_a_cache_that_cannot_rewind_turns_drafting_off_with_the_reason() -> None:
-    config = {
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "state_size": 8,
-        "num_hidden_layers": 2,
-        "conv_kernel": 4,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "time_step_rank": 4,
-        "tie_word_embeddings": True,
-    }
-    target = Target(build_model("mamba", config))
-    assert target.undraftable == "its cache kind ArraysCache cannot be rewound"
+    target = Target(families.build("deepseek_v41"), taps=(0, 2))
+    assert target.undraftable == "its cache kind LayerCache cannot be rewound"
+    assert target.read(TOKENS, target.make_caches()).taps is None
+
+
+def test_a_model_that_does_not_run_is_refused_in_one_line() -> None:
+    model = tiny_target()
+    classes = [type(module) for _, module in model.named_modules()]
+    head, model.lm_head = model.lm_head, nn.Linear(3, 3)
+    try:
+        with pytest.raises(BadCheckpoint, match=r"^llama does not run on this machine: .+$"):
+            Target(model)
+    finally:
+        model.lm_head = head
+    assert [type(module) for _, module in model.named_modules()] == classes
+
+
+@pytest.mark.parametrize(
+    ("family", "embedding", "head"),
+    [
+        ("llama", "model.embed_tokens", "lm_head"),
+        ("gpt_neox", "model.embed_in", "model.embed_out"),
+        ("internlm2", "model.tok_embeddings", "output"),
+        ("spark2_5", "model.embedding", "lm_head"),
+        ("gemma4", "language_model.model.embed_tokens", "language_model.lm_head"),
+        ("afm7", "model.embedding", "model.embedding"),
+        ("phixtral", "transformer.embd.wte", "lm_head.linear"),
+    ],
+)
+def test_embedding_and_head_are_found_whatever_their_names(
+    family: str, embedding: str, head: str
+) -> None:
+    target = Target(families.build(family))
+    modules = dict(target.model.named_modules())
+    hidden = mx.random.normal((3, HIDDEN), key=mx.random.key(0))
+    expected = modules[head].as_linear if head == embedding else modules[head]
+    assert target.embedding is modules[embedding]
+    assert mx.array_equal(target.head(hidden), expected(hidden))
 
 
 def test_sizes_are_read_from_the_model() -> None:
