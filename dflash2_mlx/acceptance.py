@@ -42,6 +42,17 @@ def accept_sampled(
     )
 
 
+def margins(logits: mx.array, choices: mx.array) -> mx.array:
+    """By how much each choice `[L]` leads the best other token of its row: `[L]` float32.
+
+    `logits` are `[L, V]`; nan where a row has no choice.
+    """
+    chosen = mx.take_along_axis(logits, choices[:, None], axis=-1)
+    others = mx.put_along_axis(logits, choices[:, None], mx.array(-mx.inf, logits.dtype), axis=-1)
+    best = others.max(axis=-1).astype(mx.float32)
+    return chosen[:, 0].astype(mx.float32) - best
+
+
 def _without(row: Rows, candidates: mx.array, q: mx.array) -> Rows:
     """The residual max(p - q, 0) of one row `[K']`, or p itself where nothing is left."""
     p = mx.softmax(row.weights, axis=-1)

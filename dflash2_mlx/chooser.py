@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from dflash2_mlx.acceptance import accept_greedy, accept_sampled
+from dflash2_mlx.acceptance import accept_greedy, accept_sampled, margins
 from dflash2_mlx.constraint import Constraint, Walk
 from dflash2_mlx.distribution import NEGATIVE_INFINITY, Distribution
 from dflash2_mlx.models.selector import Trellis
@@ -40,11 +40,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All that the host learns of a pass: `num_accepted` drafts, then the tokens to emit."""
+    """All that the host learns of a pass: `num_accepted` drafts, then the tokens to emit.
+
+    `in_doubt`: the token behind them was too close to call in a pass this wide.
+    """
 
     num_accepted: int
     tokens: list[int]
     logprobs: list[TokenLogprobs]
+    in_doubt: bool = False
 
 
 NO_DRAFT = Draft(
@@ -53,7 +57,11 @@ NO_DRAFT = Draft(
 
 
 class Chooser:
-    """Chooses tokens for one request; everything it hands out stays on the device until `read`."""
+    """Chooses tokens for one request; everything it hands out stays on the device until `read`.
+
+    With a `tolerance`, which is for greedy requests, a choice that leads the second best by no more
+    stands only in a pass of one row; a wider pass ends before it.
+    """
 
     def __init__(
         self,
@@ -61,9 +69,13 @@ class Chooser:
         randomness: Randomness,
         vocab_size: int,
         constraint: Constraint | None = None,
+        tolerance: float | None = None,
     ) -> None:
         self.params = params
         self.constraint = constraint
+        # A repetition penalty stretches logits, and with them what they deviate by.
+        stretch = max(params.repetition_penalty, 1 / params.repetition_penalty)
+        self._tolerance = None if tolerance is None else tolerance * stretch
         self.greedy = params.temperature == 0.0
         self._distribution = Distribution(params, vocab_size)
         self._randomness = randomness
@@ -114,16 +126,27 @@ class Chooser:
             ruling = accept_greedy(draft.tokens, logits)
         else:
             ruling = self._sample(logits.astype(mx.float32), draft, position)
-        if self.params.logprobs is None:
-            return ruling
-        return mx.concatenate([ruling, self._logprobs(logits, ruling[1:])])
+        told = [ruling]
+        if self._tolerance is not None and len(raw) > 1:
+            told.append(margins(logits, ruling[1:]).view(mx.int32))
+        if self.params.logprobs is not None:
+            told.append(self._logprobs(logits, ruling[1:]))
+        return mx.concatenate(told)
 
     def read(self, verdict: mx.array, width: int) -> Verdict:
         """Bring the verdict on a block of `width` rows to the host: the one read of a pass."""
         values = np.array(verdict)
-        num_accepted = int(values[0])
-        tokens = [int(token) for token in values[1 : num_accepted + 2]]
-        return Verdict(num_accepted, tokens, _unpacked(values[1 + width :], width, len(tokens)))
+        num_accepted, rest = int(values[0]), values[1 + width :]
+        num_sure = num_accepted + 1
+        if self._tolerance is not None and width > 1:
+            clear = rest[:num_sure].view(np.float32) > self._tolerance
+            num_sure, rest = int(np.cumprod(clear).sum()), rest[width:]
+        return Verdict(
+            min(num_accepted, num_sure),
+            values[1 : 1 + num_sure].tolist(),
+            _unpacked(rest, width, num_sure),
+            in_doubt=num_sure <= num_accepted,
+        )
 
     def _obeying(self, trellis: Trellis, position: int, constraint: Constraint) -> Draft:
         """A walk over candidates that obey the grammar: on the host, one more read of a pass."""

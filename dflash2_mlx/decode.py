@@ -37,8 +37,9 @@ class Proposer(Protocol):
 class Step:
     """What one pass emitted: 1 to `drafted + 1` tokens, the first `from_draft` of them drafted.
 
-    `logprobs` are there when asked for, one for each token. `text` is filled in by the reader that
-    detokenizes.
+    `in_doubt`: the next token was too close to call, so a pass of one row follows and decides it;
+    such a step may have no tokens. `logprobs` are there when asked for, one for each token. `text`
+    is filled in by the reader that detokenizes.
     """
 
     tokens: tuple[int, ...]
@@ -47,6 +48,7 @@ class Step:
     finish_reason: FinishReason | None = None
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,14 @@ class Conversation:
         return self.chooser.draft(trellis, position)
 
     def commit(self, flight: Flight, tokens: Sequence[int]) -> None:
-        """Take in the tokens emitted: the last becomes the anchor, the rows behind it go."""
+        """Take in the tokens emitted: the last becomes the anchor, the rows behind it go.
+
+        Without tokens the anchor stays, as if there had been no pass.
+        """
         self.target.rewind(self.caches, flight.reading, len(tokens))
         self.tokens += tokens
         self.chooser.commit(list(tokens))
-        if self.drafter and flight.reading.taps is not None:
+        if self.drafter and tokens and flight.reading.taps is not None:
             self._unseen.append(flight.reading.taps[:, : len(tokens)])
 
     def stop_drafting(self) -> None:
@@ -173,7 +178,8 @@ def decode(
             if reason is None and conversation.target.undraftable:
                 yield step  # before the launch: what these caches read cannot be undone
             if reason is None:
-                flight = conversation.launch(min(choose_width(), remaining))
+                width = 1 if verdict.in_doubt else min(choose_width(), remaining)
+                flight = conversation.launch(width)
             if reason is not None or not conversation.target.undraftable:
                 yield step
     finally:
@@ -187,6 +193,7 @@ def _step(flight: Flight, verdict: Verdict, tokens: list[int], reason: FinishRea
         from_draft=min(verdict.num_accepted, len(tokens)),
         finish_reason=reason,
         logprobs=tuple(verdict.logprobs[: len(tokens)]),
+        in_doubt=verdict.in_doubt and reason is None,
     )
 
 
