@@ -1,12 +1,14 @@
 """What `generate` and `chat` show of an answer."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dflash2_mlx.cli.console import write
 
 if TYPE_CHECKING:
     from dflash2_mlx.generation import Result
+    from dflash2_mlx.sampling import SamplingParams
 
 
 def show(pieces: Iterable[str]) -> None:
@@ -21,8 +23,8 @@ def show(pieces: Iterable[str]) -> None:
             write("\n")
 
 
-def summary(result: "Result") -> str:
-    """One line: how much came, how fast, whether drafting helped, and whether it was cut."""
+def summary(result: "Result", params: "SamplingParams") -> str:
+    """One line: how much came, how fast, whether drafting helped, how tokens were chosen."""
     state = result.effective
     num_tokens = _counted(result.completion_tokens, "token")
     parts = [
@@ -31,6 +33,8 @@ def summary(result: "Result") -> str:
         f"{result.tokens_per_pass:.2f} tokens per pass",
         f"drafting {'on' if state.drafting else 'off'}: {state.reason}",
     ]
+    if sampling := replace(params, seed=state.seed).describe():
+        parts.append(sampling)
     if result.finish_reason == "length":
         parts.append(f"stopped at {num_tokens}")
     return " · ".join(parts)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash2_mlx.folders import cache_root
 from dflash2_mlx.cli.answer import show, summary
 from dflash2_mlx.cli.console import complain, note
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command
 from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, prompt_option, spread
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
+from dflash2_mlx.folders import cache_root
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -37,10 +37,10 @@ def chat(
 
     When stdin is not a terminal, every line of it is one turn.
     """
-    params = sampling.params()
+    pair = model.load(sampling)
     conversation = Conversation(
-        model.load(),
-        params,
+        pair,
+        sampling.params(pair),
         system=system,
         max_tokens=sampling.max_tokens,
         block_size=model.block(),
@@ -86,7 +86,7 @@ def _reply(conversation: Conversation, text: str) -> None:
             show(pieces)
     finally:
         if conversation.result and conversation.result.completion_tokens:
-            note(summary(conversation.result))
+            note(summary(conversation.result, conversation.params))
 
 
 def piped() -> Iterator[str]:

@@ -9,7 +9,7 @@ import typer
 
 from dflash2_mlx.cli.answer import show, summary
 from dflash2_mlx.cli.console import note, write
-from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, prompt_option, spread
+from dflash2_mlx.cli.options import ModelOptions, ScoredSamplingOptions, prompt_option, spread
 from dflash2_mlx.errors import InvalidRequest
 
 
@@ -19,7 +19,7 @@ def generate(
         str, prompt_option(metavar="TEXT|-", help="What to answer; - reads it from stdin.")
     ],
     model: ModelOptions,
-    sampling: SamplingOptions,
+    sampling: ScoredSamplingOptions,
     system: Annotated[
         str | None, prompt_option(metavar="S", help="Instructions that come before the prompt.")
     ] = None,
@@ -33,9 +33,11 @@ def generate(
     """Answer one prompt."""
     if raw and system is not None:
         raise typer.BadParameter("cannot be used with --raw", param_hint="--system")
+    if sampling.logprobs is not None and not as_json:
+        raise typer.BadParameter("needs --json, which prints them", param_hint="--logprobs")
     messages = _messages(system, _stdin() if prompt == "-" else prompt)
-    params = sampling.params()
-    pair = model.load()
+    pair = model.load(sampling)
+    params = sampling.params(pair)
 
     from dflash2_mlx.generation import stream_generate
 
@@ -50,7 +52,7 @@ def generate(
         show("" if as_json else step.text for step in generation)
     if as_json:
         write(json.dumps(generation.result.to_dict()) + "\n")
-    note(summary(generation.result))
+    note(summary(generation.result, params))
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:

@@ -28,6 +28,7 @@ model_option = functools.partial(typer.Option, rich_help_panel="Model")
 speed_option = functools.partial(typer.Option, rich_help_panel="Speed (the answer stays the same)")
 answer_option = functools.partial(typer.Option, rich_help_panel="Answer")
 prompt_option = functools.partial(typer.Option, rich_help_panel="Prompt")
+OWN_OR = "the model's own, else {}"  # what its generation_config.json says
 choice_option = functools.partial(typer.Option, rich_help_panel="Choice of words")
 
 
@@ -85,8 +86,10 @@ class ModelOptions:
             return "auto"
         return _number(int, self.block_size, "--block-size", "'auto' or a whole number")
 
-    def load(self) -> "Pair":
+    def load(self, sampling: "SamplingOptions | None" = None) -> "Pair":
         """The pair these options name; what is to be known about it goes to stderr.
+
+        With `sampling` that includes how tokens will be chosen, unless that is greedily.
 
         Raises:
             DFlashError: a model is unknown, unusable, or not made for the other.
@@ -103,7 +106,8 @@ class ModelOptions:
             )
         for announcement in pair.notes:
             note(announcement)
-        note(pair.effective(self.block()).describe())
+        told = [] if sampling is None else sampling.told(pair)
+        note("; ".join([pair.effective(self.block()).describe(), *told]))
         return pair
 
 
@@ -124,63 +128,108 @@ class SamplingOptions:
         answer_option(metavar="S", help="End the answer before this text; may be repeated."),
     ] = None
     temperature: Annotated[
-        float,
-        choice_option(metavar="T", help="0 takes the likeliest token; higher varies more."),
-    ] = 0.0
+        float | None,
+        choice_option(
+            metavar="T",
+            help="0 takes the likeliest token; higher varies more; applied last.",
+            show_default=OWN_OR.format("0"),
+        ),
+    ] = None
     top_p: Annotated[
-        float,
-        choice_option(metavar="P", help="Keep the likeliest tokens that reach P together."),
-    ] = 1.0
+        float | None,
+        choice_option(
+            metavar="P",
+            help="Keep the likeliest tokens that reach P together.",
+            show_default=OWN_OR.format("1"),
+        ),
+    ] = None
     top_k: Annotated[
-        int, choice_option(metavar="K", help="Keep the K likeliest tokens; 0 keeps all.")
-    ] = 0
+        int | None,
+        choice_option(
+            metavar="K",
+            help="Keep the K likeliest tokens; 0 keeps all.",
+            show_default=OWN_OR.format("0"),
+        ),
+    ] = None
     min_p: Annotated[
-        float,
-        choice_option(metavar="P", help="Keep tokens at least P times as likely as the likeliest."),
-    ] = 0.0
+        float | None,
+        choice_option(
+            metavar="P",
+            help="Keep tokens at least P times as likely as the likeliest.",
+            show_default=OWN_OR.format("0"),
+        ),
+    ] = None
     repetition_penalty: Annotated[
-        float, choice_option(metavar="R", help="Above 1, tokens already seen become less likely.")
-    ] = 1.0
+        float | None,
+        choice_option(
+            metavar="R",
+            help="Above 1, tokens among the last ones become less likely.",
+            show_default=OWN_OR.format("1"),
+        ),
+    ] = None
     presence_penalty: Annotated[
-        float, choice_option(metavar="R", help="Taken once from every token already written.")
-    ] = 0.0
+        float | None,
+        choice_option(
+            metavar="R", help="Taken once from each token among the last ones.", show_default="0"
+        ),
+    ] = None
     frequency_penalty: Annotated[
-        float, choice_option(metavar="R", help="Taken from a token each time it was written.")
-    ] = 0.0
+        float | None,
+        choice_option(
+            metavar="R",
+            help="Taken from a token each time it is among the last ones.",
+            show_default="0",
+        ),
+    ] = None
+    penalty_context: Annotated[
+        int | None,
+        choice_option(
+            metavar="N",
+            help="How many last tokens the penalties look at, of prompt and answer.",
+            show_default="20",
+        ),
+    ] = None
     logit_bias: Annotated[
         str | None,
-        choice_option(metavar="'ID=V,..'", help="Added to the scores of these token ids."),
+        choice_option(
+            metavar="'ID=V,..'", help="Added to the scores of these token ids, before all else."
+        ),
     ] = None
     seed: Annotated[
         int | None,
         choice_option(
-            metavar="N", help="Makes a varied answer repeatable.", show_default="a fresh one"
+            metavar="N",
+            help="Makes a varied answer repeatable; any whole number.",
+            show_default="a fresh one",
         ),
     ] = None
 
     def __post_init__(self) -> None:
-        self.bias()
-
-    def params(self) -> "SamplingParams":
-        """The engine's own form of these options.
-
-        Raises:
-            InvalidRequest: a value out of its range, named.
-        """
         from dflash2_mlx.sampling import SamplingParams
 
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.bias(),
-            seed=self.seed,
-            stop=tuple(self.stop or ()),
-        )
+        SamplingParams(**self.given())
+
+    def given(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` that were given."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        del values["max_tokens"]
+        values |= {"logit_bias": self.bias() or None, "stop": tuple(self.stop or ()) or None}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def params(self, pair: "Pair") -> "SamplingParams":
+        """The engine's own form of these options, over the model's own sampling.
+
+        Raises:
+            InvalidRequest: a value that does not fit the model, named.
+        """
+        return pair.sampling(**self.given())
+
+    def told(self, pair: "Pair") -> list[str]:
+        """What a user should know of `params`: the values in force, and those given in vain."""
+        params = self.params(pair)
+        idle = sorted(params.idle & self.given().keys())
+        in_vain = f"{', '.join(idle)}: no effect at temperature 0" if idle else ""
+        return [part for part in (params.describe(), in_vain) if part]
 
     def bias(self) -> dict[int, float]:
         """`ID=V,..` as a mapping from token id to what its score is raised by."""
@@ -192,6 +241,20 @@ class SamplingOptions:
                 raise typer.BadParameter(f"token {token} is given twice", param_hint="--logit-bias")
             bias[token] = _number(float, value, "--logit-bias", "a number after each '='")
         return bias
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSamplingOptions(SamplingOptions):
+    """With log probabilities, for commands that can print them."""
+
+    logprobs: Annotated[
+        int | None,
+        answer_option(
+            metavar="N",
+            help="With --json: log probabilities of each token and of the N likeliest, 0 to 20; "
+            "after bias and penalties, before filters and temperature.",
+        ),
+    ] = None
 
 
 def _number(kind: type[Number], text: str, option: str, expected: str) -> Number:

@@ -1,5 +1,6 @@
 """Generating text: the decode loop, read as text and counted."""
 
+import math
 import secrets
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from dflash2_mlx.canary import Canary
-from dflash2_mlx.chooser import Chooser
+from dflash2_mlx.chooser import Chooser, TokenLogprobs
 from dflash2_mlx.decode import Conversation, FinishReason, Step, decode
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
@@ -23,7 +24,9 @@ class Result:
     """A whole answer, or what has come of it; the fields of `generate --json`.
 
     `accepted` holds the tokens emitted by each pass, in order. Rates are per second of wall time,
-    decoding and prefill apart; `ttft_s` runs from the request to the first token.
+    decoding and prefill apart; `ttft_s` runs from the request to the first token. `from_draft` says
+    of each token whether it was drafted. `logprobs` has one entry for each token when the request
+    asked for them, else it is None.
     """
 
     text: str
@@ -40,10 +43,18 @@ class Result:
     ttft_s: float
     peak_memory_bytes: int
     effective: Effective
+    from_draft: tuple[bool, ...]
+    tokens_from_draft: int
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+        """Plain values for JSON; `logprobs` is there when asked for, without what cannot come."""
+        shown = asdict(self)
+        del shown["logprobs"]
+        if self.logprobs is not None:
+            entries = zip(self.token_ids, self.logprobs, strict=True)
+            shown["logprobs"] = [_as_json(token, logprobs) for token, logprobs in entries]
+        return shown
 
 
 class Generation(Iterator[Step]):
@@ -87,6 +98,10 @@ class Generation(Iterator[Step]):
         """The answer so far."""
         tokens = tuple(token for step in self._steps for token in step.tokens)
         accepted = tuple(len(step.tokens) for step in self._steps if step.tokens)
+        from_draft = tuple(
+            place < step.from_draft for step in self._steps for place in range(len(step.tokens))
+        )
+        logprobs = tuple(entry for step in self._steps for entry in step.logprobs)
         return Result(
             text="".join(step.text for step in self._steps),
             token_ids=tokens,
@@ -102,6 +117,9 @@ class Generation(Iterator[Step]):
             ttft_s=self._first - self._started,
             peak_memory_bytes=mx.get_peak_memory(),
             effective=self._effective,
+            from_draft=from_draft,
+            tokens_from_draft=sum(from_draft),
+            logprobs=logprobs if self._chooser.params.logprobs is not None else None,
         )
 
     def _stream(self) -> Generator[Step]:
@@ -230,6 +248,11 @@ def _token_budget(pair: Pair, num_prompt: int, max_tokens: int | None) -> int:
         raise InvalidRequest(f"max_tokens is {max_tokens}, expected at least 1")
     room = pair.context_limit - num_prompt
     return room if max_tokens is None else min(max_tokens, room)
+
+
+def _as_json(token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+    top = [[best, logprob] for best, logprob in logprobs.top if math.isfinite(logprob)]
+    return {"token": token, "logprob": logprobs.logprob, "top": top}
 
 
 def _rate(count: int, seconds: float) -> float:

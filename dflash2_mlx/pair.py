@@ -10,12 +10,14 @@ import mlx.core as mx
 from dflash2_mlx.catalogue import load_catalogue
 from dflash2_mlx.chip import this_chip
 from dflash2_mlx.constraint import Constraint, Grammar, grammar_tokenizer
+from dflash2_mlx.defaults import merged, sampling_defaults
 from dflash2_mlx.drafters import drafter_in_precision
 from dflash2_mlx.errors import InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
 from dflash2_mlx.folders import read_object
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.precision import set_target_precision
+from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.target import Target, most_bits
 from dflash2_mlx.targets import load_target
 
@@ -52,7 +54,10 @@ class Effective:
 
 
 class Pair:
-    """What `load_pair` gives: `.target`, `.drafter` (or None), `.tokenizer`."""
+    """What `load_pair` gives: `.target`, `.drafter` (or None), `.tokenizer`.
+
+    `.default_sampling` is what the target's maker recommends; `sampling` puts a request on top.
+    """
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class Pair:
         context_limit: int = NO_LIMIT,
         why_plain: str = "no drafter was named",
         notes: tuple[str, ...] = (),
+        default_sampling: SamplingParams | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -75,6 +81,7 @@ class Pair:
         self.end_tokens = end_tokens
         self.context_limit = context_limit
         self.notes = notes
+        self.default_sampling = default_sampling or SamplingParams()
         self._why_plain = why_plain
         self._grammar_tokenizer: Any = None
 
@@ -105,6 +112,15 @@ class Pair:
         except Exception as error:  # templates are programs and raise what they like
             raise InvalidRequest(f"the chat template of {self.name} refused: {error}") from None
         return list(ids)
+
+    def sampling(self, **given: Any) -> SamplingParams:
+        """Sampling fields for a request: those given, else the model's own, else greedy.
+
+        None is not given, a zero is. Raises `InvalidRequest` for a field or value that is none.
+        """
+        params = merged(self.default_sampling, given)
+        params.check_vocabulary(self.target.vocab_size)
+        return params
 
     def effective(self, block_size: BlockSize = "auto") -> Effective:
         """What will run for this block size; raises `InvalidRequest` for an impossible one."""
@@ -180,7 +196,8 @@ def load_pair(
     folder = target_folder(target, progress=progress)
     read = load_target(folder)
     model, tokenizer = read.model, read.tokenizer
-    notes = [*read.notes, set_target_precision(model, dtype or "auto", this_chip())]
+    default_sampling, default_notes = sampling_defaults(folder)
+    notes = [*read.notes, *default_notes, set_target_precision(model, dtype or "auto", this_chip())]
     config = _config(folder)
     if drafter is None:
         drafter = target if target in load_catalogue() else False
@@ -208,6 +225,7 @@ def load_pair(
         context_limit=int(config.get("max_position_embeddings") or NO_LIMIT),
         why_plain=why_plain,
         notes=tuple(note for note in notes if note),
+        default_sampling=default_sampling,
     )
 
 

@@ -1,14 +1,16 @@
 """A request's sampling fields."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dflash2_mlx.constraint import Grammar
 from dflash2_mlx.errors import InvalidRequest
 
 MAX_LOGPROBS = 20  # as OpenAI's top_logprobs
+FILTERS = ("top_p", "top_k", "min_p")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,35 @@ class SamplingParams:
             raise InvalidRequest("stop holds an empty string; leave it out")
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    def describe(self) -> str:
+        """The fields in force in words, `temperature 0.7, top_p 0.9, seed 123`; "" when greedy."""
+        penalties = self._changed(PENALTIES)
+        names = [*([] if self.temperature == 0 else self._changed(FILTERS)), *penalties]
+        if penalties:
+            names += self._changed(["penalty_context"])
+        words = [self._worded(name) for name in names]
+        if num_biased := len(self.logit_bias):
+            words.append(f"logit_bias on {num_biased} token{'s' * (num_biased > 1)}")
+        if self.grammar is not None:
+            words.append(f"held to a {self.grammar.kind.replace('_', ' ')}")
+        if self.temperature > 0 and self.seed is not None:
+            words.append(f"seed {self.seed}")
+        if not words and self.temperature == 0:
+            return ""
+        return ", ".join([self._worded("temperature"), *words])
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Fields that were set and change nothing: filters of a choice that is greedy anyway."""
+        return frozenset() if self.temperature > 0 else frozenset(self._changed(FILTERS))
+
+    def _changed(self, names: Sequence[str]) -> list[str]:
+        plain = {field.name: field.default for field in fields(self)}
+        return [name for name in names if getattr(self, name) != plain[name]]
+
+    def _worded(self, name: str) -> str:
+        return f"{name} {getattr(self, name):.12g}"
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` where a field does not fit a vocabulary of this size."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from dflash2_mlx.defaults import merged
 from dflash2_mlx.errors import ContextExceeded
+from dflash2_mlx.sampling import SamplingParams
 
 EFFECTIVE = {
     "target": "tiny",
@@ -17,6 +19,7 @@ EFFECTIVE = {
     "block_size": 5,
     "drafting": True,
     "reason": "block 5 from the checkpoint",
+    "seed": 123,
 }
 
 
@@ -30,6 +33,7 @@ class FakeEngine:
 
     script: Sequence[str | BaseException] = ("Hel", "lo")
     finish_reason: str = "stop"
+    default_sampling: SamplingParams = SamplingParams()
     loads: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     prompts: list[str | list[dict[str, str]]] = field(default_factory=list)
@@ -67,6 +71,9 @@ class FakePair:
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         self.engine.prompts.append([dict(message) for message in messages])
         return list("".join(message["content"] for message in messages).encode())
+
+    def sampling(self, **given: Any) -> SamplingParams:
+        return merged(self.engine.default_sampling, given)
 
     def effective(self, block_size: str | int = "auto") -> SimpleNamespace:
         return effective()

@@ -21,6 +21,7 @@ from dflash2_mlx.cli.app import app
 from dflash2_mlx.cli.chat import converse, make_history, make_session, piped, typed
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
+from dflash2_mlx.sampling import SamplingParams
 
 HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
@@ -32,7 +33,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def conversation(engine: FakeEngine) -> Conversation:
-    return Conversation(FakePair(engine), params=None)
+    return Conversation(FakePair(engine), params=SamplingParams())
 
 
 def answered(conversation: Conversation, text: str) -> str:

@@ -15,7 +15,7 @@ PROMPT = "Once upon"
 FIELDS = (
     "text, token_ids, finish_reason, prompt_tokens, completion_tokens, cached_tokens, passes, "
     "accepted, tokens_per_pass, decode_tokens_per_s, prefill_tokens_per_s, ttft_s, "
-    "peak_memory_bytes, effective"
+    "peak_memory_bytes, effective, from_draft, tokens_from_draft"
 )
 STATE = "target, drafter, target_bits, drafter_bits, block_size, drafting, reason, seed"
 
@@ -45,6 +45,14 @@ def test_json_has_every_field_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert ", ".join(printed) == FIELDS
     assert ", ".join(printed["effective"]) == STATE
+
+
+def test_json_has_log_probabilities_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--json", "--max-tokens", "3", "--logprobs", "2", "--temperature", "1")
+    printed: dict[str, Any] = json.loads(generate(monkeypatch, tiny_pair(), *options).stdout)
+    assert ", ".join(printed) == FIELDS + ", logprobs"
+    assert [entry["token"] for entry in printed["logprobs"]] == printed["token_ids"]
+    assert [len(entry["top"]) for entry in printed["logprobs"]] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("block", [1, 2, 4, 8])

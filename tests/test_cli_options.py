@@ -27,6 +27,7 @@ SAMPLING = {
     "repetition_penalty": ("--repetition-penalty", "1.1", 1.1),
     "presence_penalty": ("--presence-penalty", "-0.5", -0.5),
     "frequency_penalty": ("--frequency-penalty", "0.5", 0.5),
+    "penalty_context": ("--penalty-context", "64", 64),
     "logit_bias": ("--logit-bias", "42=-100,7=2.5", {42: -100.0, 7: 2.5}),
     "seed": ("--seed", "0", 0),
     "stop": ("--stop", "END", ("END",)),
@@ -35,6 +36,7 @@ RUNNING = {
     "max_tokens": ("--max-tokens", "7", 7),
     "block_size": ("--block-size", "4", 4),
 }
+GREEDY = SamplingParams()
 
 
 @pytest.fixture(params=["generate", "chat"])
@@ -42,7 +44,8 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     engine = FakeEngine().install(monkeypatch)
     prompt = ["--prompt", "Hi"] if request.param == "generate" else []
 
-    def run(*options: str) -> tuple[FakeEngine, Result]:
+    def run(*options: str, engine_default: SamplingParams = GREEDY) -> tuple[FakeEngine, Result]:
+        engine.default_sampling = engine_default
         model = [] if "--model" in options else ["--model", "tiny"]
         args = [request.param, *model, *prompt, *options]
         return engine, CliRunner().invoke(app, args, input="Hi\n")
@@ -80,7 +83,9 @@ def test_a_running_option_reaches_stream_generate(run: Any, name: str) -> None:
 
 def test_the_tables_above_name_all_that_the_engine_takes() -> None:
     assert {*LOADING, "progress"} == set(inspect.signature(load_pair).parameters)
-    assert set(SAMPLING) == {field.name for field in dataclasses.fields(SamplingParams)}
+    assert {*SAMPLING, "logprobs", "grammar"} == {
+        field.name for field in dataclasses.fields(SamplingParams)
+    }
     assert {*RUNNING, "pair", "prompt_ids", "sampling"} == set(
         inspect.signature(stream_generate).parameters
     )
@@ -90,6 +95,49 @@ def test_the_tables_above_name_all_that_the_engine_takes() -> None:
 def test_a_block_size_reaches_the_engine_as_the_number_it_is(run: Any, size: str) -> None:
     engine, _ = run("--block-size", size)
     assert engine.requests[0]["block_size"] == int(size)
+
+
+RECOMMENDED = SamplingParams(temperature=1.0, top_p=0.9, top_k=20, min_p=0.1)
+
+
+def test_an_option_left_out_is_the_models_own(run: Any) -> None:
+    engine, result = run("--top-k", "5", engine_default=RECOMMENDED)
+    assert engine.requests[0]["sampling"] == dataclasses.replace(RECOMMENDED, top_k=5)
+    state = next(line for line in result.stderr.splitlines() if line.startswith("tiny with"))
+    assert state.endswith("; temperature 1, top_p 0.9, top_k 5, min_p 0.1")
+
+
+def test_an_explicit_zero_wins_over_the_models_own(run: Any) -> None:
+    zeros = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 0.0, "seed": 0}
+    options = [f"--{name.replace('_', '-')}=0" for name in zeros]
+    engine, _ = run(*options, engine_default=RECOMMENDED)
+    assert engine.requests[0]["sampling"] == SamplingParams(**zeros)  # type: ignore[arg-type]
+
+
+def test_the_values_in_force_are_shown_at_the_start_and_at_the_end(run: Any) -> None:
+    _, result = run("--temperature", "0.7", "--top-p", "0.9")
+    state, figures = result.stderr.splitlines()[-2:]
+    assert state.endswith("; temperature 0.7, top_p 0.9")
+    assert figures.endswith(" · temperature 0.7, top_p 0.9, seed 123")
+
+
+def test_a_filter_without_a_temperature_is_said_to_change_nothing(run: Any) -> None:
+    _, result = run("--top-p", "0.9", "--min-p", "0.1")
+    assert "min_p, top_p: no effect at temperature 0" in result.stderr
+    _, result = run("--temperature", "0", engine_default=RECOMMENDED)
+    assert "no effect" not in result.stderr
+
+
+@pytest.mark.parametrize("count", ["0", "20"])
+def test_logprobs_reach_the_engine_of_generate(monkeypatch: pytest.MonkeyPatch, count: str) -> None:
+    engine = FakeEngine().install(monkeypatch)
+    line = ["generate", "--model", "tiny", "--prompt", "Hi", "--logprobs", count]
+    assert CliRunner().invoke(app, [*line, "--json"]).exit_code == 0
+    assert engine.requests[0]["sampling"] == SamplingParams(logprobs=int(count))
+    refused = CliRunner().invoke(app, line)
+    assert refused.exit_code == 2
+    assert "--logprobs" in refused.stderr
+    assert len(engine.loads) == 1
 
 
 def test_without_options_the_engine_decides(run: Any) -> None:

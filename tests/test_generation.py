@@ -45,8 +45,8 @@ def answer(text: bytes, *, block: int = 4, right: bool = True, **options):
         return drafts if right else [65] * (width - 1)
 
     pair = pair_of(scripted_target(text), ScriptedDrafter(propose))
-    stop = options.pop("stop", ())
-    return stream_generate(pair, PROMPT, SamplingParams(stop=stop), block_size=block, **options)
+    sampling = {name: options.pop(name) for name in ("stop", "logprobs") if name in options}
+    return stream_generate(pair, PROMPT, SamplingParams(**sampling), block_size=block, **options)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 8])
@@ -102,6 +102,8 @@ def test_the_result_holds_the_fields_of_json() -> None:
         "ttft_s",
         "peak_memory_bytes",
         "effective",
+        "from_draft",
+        "tokens_from_draft",
     ]
     assert list(shown["effective"]) == [
         "target",
@@ -117,6 +119,40 @@ def test_the_result_holds_the_fields_of_json() -> None:
     assert shown["accepted"] == [1, 3, 3, 3, 2]
     assert (shown["passes"], shown["tokens_per_pass"]) == (5, 12 / 5)
     assert shown["prompt_tokens"] == len(PROMPT)
+    # Each pass ends in a token of the target's own: the first, and one behind two drafts that stood
+    # (the last pass is cut by max_tokens).
+    drafted = [False] + [True, True, False] * 3 + [True, False]
+    assert (shown["from_draft"], shown["tokens_from_draft"]) == (drafted, 7)
+
+
+def test_log_probabilities_are_in_the_result_when_asked_for() -> None:
+    pair = tiny_pair()
+    result = generate(pair, PROMPT, SamplingParams(logprobs=2), max_tokens=5)
+    shown = result.to_dict()
+    assert list(shown)[-1] == "logprobs"
+    for entry, token in zip(
+        json.loads(json.dumps(shown["logprobs"])), result.token_ids, strict=True
+    ):
+        assert list(entry) == ["token", "logprob", "top"]
+        assert entry["token"] == entry["top"][0][0] == token
+        assert entry["logprob"] == entry["top"][0][1] >= entry["top"][1][1]
+    bare = generate(pair, PROMPT, SamplingParams(logprobs=0), max_tokens=5).to_dict()
+    assert [entry["top"] for entry in bare["logprobs"]] == [[]] * 5
+    assert generate(pair, PROMPT, max_tokens=5).logprobs is None
+
+
+@pytest.mark.parametrize("stop", [b"beta", b"a beta g"])
+def test_a_stop_string_cuts_logprobs_and_draft_flags_with_the_ids(stop: bytes) -> None:
+    generation = answer(b"alpha beta gamma", block=5, stop=(stop.decode(),), logprobs=0)
+    for _ in generation:
+        pass
+    result = generation.result
+    assert b"alpha beta gamma".find(bytes(result.token_ids)) == 0
+    assert len(result.logprobs) == len(result.from_draft) == len(result.token_ids)
+    # Every pass but the first is four drafts that stood and one token of the target's own.
+    flags = [False] + [True, True, True, True, False] * 4
+    assert list(result.from_draft) == flags[: len(result.token_ids)]
+    assert result.tokens_from_draft == sum(result.from_draft)
 
 
 def test_a_seed_left_out_is_fresh_and_reported() -> None:
