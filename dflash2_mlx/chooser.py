@@ -1,7 +1,7 @@
 """How one request chooses tokens: what is drafted, what stands, and what the host is told."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -93,6 +93,12 @@ class Chooser:
         q = trellis.probabilities(path, temperature)
         return Draft(trellis.tokens(path), trellis.candidates, q)
 
+    def undrafted(self) -> Draft:
+        """Nothing drafted: the row of the anchor alone."""
+        if self.constraint is None:
+            return NO_DRAFT
+        return replace(NO_DRAFT, allowed=self.constraint.allowed(self.constraint.masks()))
+
     def forced(self, limit: int) -> Draft | None:
         """Up to `limit` tokens that the grammar leaves no choice about; no drafter is asked."""
         walk = self.constraint.forced(limit) if self.constraint else None
@@ -116,12 +122,8 @@ class Chooser:
         logits = raw
         if self._distribution.changes_logits:
             logits = self._distribution.logits(raw, committed, draft.tokens)
-        if self.constraint is not None:
-            mx.async_eval(raw)  # the target reads while the host asks the grammar
-            allowed = draft.allowed
-            if allowed is None:
-                allowed = self.constraint.allowed(self.constraint.masks())
-            logits = mx.where(allowed, logits.astype(mx.float32), NEGATIVE_INFINITY)
+        if draft.allowed is not None:
+            logits = mx.where(draft.allowed, logits.astype(mx.float32), NEGATIVE_INFINITY)
         if self.greedy:
             ruling = accept_greedy(draft.tokens, logits)
         else:

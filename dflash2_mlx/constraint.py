@@ -1,50 +1,22 @@
-"""Answers that obey a grammar: a JSON schema, a regular expression or a Lark grammar.
+"""Answers that obey a grammar, while drafting.
 
 llguidance says which tokens may come next. A draft is walked on the host, so that every drafted
 token obeys; the rows of the verify pass are masked with the state before each draft. Tokens that
 the grammar forces are drafted without asking the drafter.
 """
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.errors import DFlashError, InvalidRequest
+from dflash2_mlx.grammar import Grammar
 
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What an answer has to obey, from its first token to its last."""
-
-    kind: Literal["json_schema", "regex", "lark"]
-    source: str
-
-    @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
-        """JSON that validates; raises `InvalidRequest` when the schema is no JSON object."""
-        try:
-            loaded = json.loads(schema) if isinstance(schema, str) else dict(schema)
-        except ValueError as error:
-            raise InvalidRequest(f"json_schema is not JSON: {error}") from None
-        if not isinstance(loaded, dict):
-            raise InvalidRequest(f"json_schema is a {type(loaded).__name__}, expected an object")
-        return cls("json_schema", json.dumps(loaded))
-
-    def compiled(self) -> str:
-        """The grammar as llguidance takes it; JSON comes without spare whitespace."""
-        from llguidance import LLMatcher
-
-        if self.kind == "regex":
-            return LLMatcher.grammar_from_regex(self.source)
-        if self.kind == "lark":
-            return LLMatcher.grammar_from_lark(self.source)
-        return LLMatcher.grammar_from_json_schema(
-            self.source, overrides={"whitespace_flexible": False}
-        )
+# Of the candidates in a row, given the one chosen before and a mask: which one, its token, and q.
+Step = Callable[[int, int, np.ndarray], tuple[int, int, np.ndarray] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +29,41 @@ class Walk:
 
 
 class Constraint:
-    """Where one answer stands in its grammar; raises `InvalidRequest` for what is no grammar."""
+    """Where one answer stands in its grammar; `tokenizer` is what `grammar_tokenizer` gives.
 
-    def __init__(
-        self, grammar: Grammar, tokenizer: Any, vocab_size: int, end_tokens: Collection[int]
-    ) -> None:
+    Raises `InvalidRequest` for what is no grammar, and later where llguidance gives up on one.
+    """
+
+    def __init__(self, grammar: Grammar, tokenizer: Any, vocab_size: int) -> None:
         from llguidance import LLMatcher
 
-        compiled = grammar.compiled()
-        if fault := LLMatcher.validate_grammar(compiled, tokenizer):
-            raise InvalidRequest(f"{grammar.kind}: {' '.join(fault.split())}")
-        self._matcher = LLMatcher(tokenizer, compiled)
+        self._grammar = grammar
+        self._matcher = LLMatcher(tokenizer, grammar.compiled(), log_level=0)
         self._vocab_size = vocab_size
+        self._end_tokens = frozenset(tokenizer.eos_tokens)
         self._only_end = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
-        for token in end_tokens:
+        for token in self._end_tokens:
             self._only_end[token // 32] |= np.uint32(1 << token % 32)
+        self._check()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer obeys as it is, were it to end here."""
+        return self._matcher.is_stopped() or self._matcher.is_accepting()
 
     def masks(self) -> np.ndarray:
         """The mask of the next token, as one row."""
         return self._mask()[None]
 
     def commit(self, tokens: list[int]) -> None:
-        """Go on by tokens that were emitted."""
-        self._matcher.try_consume_tokens(tokens)
+        """Go on by tokens that were emitted, which may end in an end token."""
+        left = tokens[self._matcher.try_consume_tokens(tokens) :]
+        self._check()
+        if left and not (self._matcher.is_stopped() and self._end_tokens.issuperset(left)):
+            raise DFlashError(
+                f"token {left[0]} does not obey the {self._grammar.name}, and was emitted all the "
+                "same: the model's scores are not numbers; try --dtype float32"
+            )
 
     def forced(self, limit: int) -> Walk | None:
         """Up to `limit` tokens that the grammar leaves no choice about, or None."""
@@ -110,7 +94,7 @@ class Constraint:
 
         return self._walk(len(candidates), step)
 
-    def _walk(self, num_rows: int, step: Any) -> Walk:
+    def _walk(self, num_rows: int, step: Step) -> Walk:
         """Draft row by row, then leave the matcher where it was."""
         tokens: list[int] = []
         odds: list[np.ndarray] = []
@@ -132,7 +116,13 @@ class Constraint:
         if self._matcher.is_stopped():
             return self._only_end
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        self._check()
         return words[: len(self._only_end)]
+
+    def _check(self) -> None:
+        # A matcher in trouble allows only end tokens: the answer would end as if it were whole.
+        if self._matcher.is_error():
+            raise self._grammar.fault(self._matcher.get_error())
 
     def allowed(self, masks: np.ndarray) -> mx.array:
         """Masks `[L, words]` as booleans `[L, V]` on the device."""
@@ -147,12 +137,16 @@ def _bits(mask: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 def grammar_tokenizer(tokenizer: Any, vocab_size: int, end_tokens: Collection[int]) -> Any:
     """llguidance's view of a tokenizer; takes about a second, so keep it.
 
-    Raises `InvalidRequest` for a tokenizer without a fast implementation.
+    Raises `InvalidRequest` for a tokenizer without a fast implementation or an end token.
     """
     from llguidance.hf import from_tokenizer
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    inner = getattr(tokenizer, "_tokenizer", tokenizer)
+    inner = tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
+    ids = set(inner.get_vocab().values()) if hasattr(inner, "get_vocab") else set()
+    size = max(vocab_size, *(1 + token for token in ids))
+    ends = sorted(token for token in ids & set(end_tokens) if token < vocab_size)
     try:
-        return from_tokenizer(inner, n_vocab=vocab_size, eos_token=sorted(end_tokens))
-    except ValueError as error:
+        return from_tokenizer(inner, n_vocab=size, eos_token=ends)
+    except Exception as error:  # the two libraries raise several kinds
         raise InvalidRequest(f"this model's tokenizer allows no grammar: {error}") from None

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
-from dflash2_mlx.chooser import NO_DRAFT, Chooser, Draft, TokenLogprobs, Verdict, greedy_chooser
+from dflash2_mlx.chooser import Chooser, Draft, TokenLogprobs, Verdict, greedy_chooser
 from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.target import Reading, Target
 
@@ -112,7 +112,7 @@ class Conversation:
 
     def _draft(self, anchor: mx.array, position: int, width: int) -> Draft:
         if self.drafter is None or width == 1 or self.length == 0:
-            return NO_DRAFT
+            return self.chooser.undrafted()
         if forced := self.chooser.forced(width - 1):
             return forced
         taps = mx.concatenate(self._unseen, axis=1) if self._unseen else None
@@ -125,9 +125,9 @@ class Conversation:
 
         Without tokens the anchor stays, as if there had been no pass.
         """
+        self.chooser.commit(list(tokens))
         self.target.rewind(self.caches, flight.reading, len(tokens))
         self.tokens += tokens
-        self.chooser.commit(list(tokens))
         if self.drafter and tokens and flight.reading.taps is not None:
             self._unseen.append(flight.reading.taps[:, : len(tokens)])
 

@@ -9,12 +9,13 @@ import mlx.core as mx
 
 from dflash2_mlx.catalogue import load_catalogue
 from dflash2_mlx.chip import this_chip
-from dflash2_mlx.constraint import Constraint, Grammar, grammar_tokenizer
+from dflash2_mlx.constraint import Constraint, grammar_tokenizer
 from dflash2_mlx.defaults import merged, sampling_defaults
 from dflash2_mlx.drafters import drafter_in_precision
 from dflash2_mlx.errors import InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
 from dflash2_mlx.folders import read_object
+from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.precision import set_target_precision
 from dflash2_mlx.sampling import SamplingParams
@@ -146,7 +147,7 @@ class Pair:
         vocab_size = self.target.vocab_size
         if self._grammar_tokenizer is None:
             self._grammar_tokenizer = grammar_tokenizer(self.tokenizer, vocab_size, self.end_tokens)
-        return Constraint(grammar, self._grammar_tokenizer, vocab_size, self.end_tokens)
+        return Constraint(grammar, self._grammar_tokenizer, vocab_size)
 
     def make_drafter_safer(self) -> bool:
         """Let the drafter compute in float32; False when it does already, or there is none."""

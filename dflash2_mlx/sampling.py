@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dflash2_mlx.constraint import Grammar
 from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.grammar import Grammar
 
 MAX_LOGPROBS = 20  # as OpenAI's top_logprobs
 FILTERS = ("top_p", "top_k", "min_p")
