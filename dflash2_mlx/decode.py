@@ -1,5 +1,6 @@
 """The pass: propose a block, verify it in one forward, accept a prefix, rewind the rest."""
 
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -10,6 +11,8 @@ from dflash2_mlx.chooser import Chooser, Draft, TokenLogprobs, Verdict, greedy_c
 from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.target import Reading, Target
 
+MAX_UNSEEN = 256  # committed tokens that a parked drafter lags behind before it catches up
+MAX_PAUSE = 0.1  # of a pass: a reader that held us longer hides what the pass took
 PREFILL_STEP = 2048  # tokens, mlx-lm's own chunk, so that chunk borders round alike
 
 FinishReason = Literal["stop", "length"]
@@ -39,7 +42,8 @@ class Step:
 
     `in_doubt`: the next token was too close to call, so a pass of one row follows and decides it;
     such a step may have no tokens. `logprobs` are there when asked for, one for each token. `text`
-    is filled in by the reader that detokenizes.
+    is filled in by the reader that detokenizes. The pass ran behind `depth` tokens and took
+    `pass_s` seconds, None where that could not be told.
     """
 
     tokens: tuple[int, ...]
@@ -49,6 +53,8 @@ class Step:
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     in_doubt: bool = False
+    depth: int = 0
+    pass_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class Flight:
     width: int
     reading: Reading
     verdict: mx.array
+    launched_s: float  # on the clock of time.perf_counter
+    depth: int  # committed tokens before it
 
 
 class Conversation:
@@ -101,14 +109,14 @@ class Conversation:
 
     def launch(self, width: int) -> Flight:
         """Propose and verify `width` rows (1: plain decoding) as one graph, and start it."""
+        launched_s, position = time.perf_counter(), len(self.tokens)
         anchor = mx.array(self.tokens[-1:], dtype=mx.uint32)
-        position = len(self.tokens)
         draft = self._draft(anchor, position, width)
         block = mx.concatenate([anchor, draft.tokens])
         reading = self.target.read(block, self.caches)
         verdict = self.chooser.judge(reading.logits, draft, position, self.tokens)
         mx.async_eval(verdict)
-        return Flight(block.size, reading, verdict)
+        return Flight(block.size, reading, verdict, launched_s, position)
 
     def _draft(self, anchor: mx.array, position: int, width: int) -> Draft:
         if self.drafter is None or width == 1 or self.length == 0:
@@ -130,6 +138,8 @@ class Conversation:
         self.tokens += tokens
         if self.drafter and tokens and flight.reading.taps is not None:
             self._unseen.append(flight.reading.taps[:, : len(tokens)])
+            if sum(taps.shape[1] for taps in self._unseen) >= MAX_UNSEEN:
+                self._catch_up()
 
     def stop_drafting(self) -> None:
         """Go on with plain decoding and forget the drafter's context."""
@@ -139,9 +149,14 @@ class Conversation:
         """Leave sound caches behind, whatever was in flight."""
         if flight is not None:
             self.target.rewind(self.caches, flight.reading, 0)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Let the drafter's context take in what it has not seen."""
         if self.drafter and self._unseen:
             self.drafter.extend(self.context, mx.concatenate(self._unseen, axis=1))
             self._unseen = []
+            mx.async_eval([cache.state for cache in self.context])
 
     def _skip_unseen(self, num_tokens: int) -> int:
         limit = self.drafter.context_rows if self.drafter else None
@@ -167,13 +182,15 @@ def decode(
     # Drafters learn from anchors inside answers; behind a prompt's last token they draft nothing
     # that stands (1.00 tokens per pass on the demo pair's 24 prompts).
     flight: Flight | None = conversation.launch(1)
+    paused_s = 0.0
     try:
         while flight is not None:
             verdict = conversation.chooser.read(flight.verdict, flight.width)
+            pass_s = _pass_time(flight, paused_s)
             tokens, reason = _cut(verdict.tokens, remaining, end_tokens)
             conversation.commit(flight, tokens)
             remaining -= len(tokens)
-            step = _step(flight, verdict, tokens, reason)
+            step = _step(flight, verdict, tokens, reason, pass_s)
             flight = None
             if reason is None and conversation.target.undraftable:
                 yield step  # before the launch: what these caches read cannot be undone
@@ -181,12 +198,20 @@ def decode(
                 width = 1 if verdict.in_doubt else min(choose_width(), remaining)
                 flight = conversation.launch(width)
             if reason is not None or not conversation.target.undraftable:
+                delivered_s = time.perf_counter()
                 yield step
+                paused_s = time.perf_counter() - delivered_s
     finally:
         conversation.close(flight)
 
 
-def _step(flight: Flight, verdict: Verdict, tokens: list[int], reason: FinishReason | None) -> Step:
+def _step(
+    flight: Flight,
+    verdict: Verdict,
+    tokens: list[int],
+    reason: FinishReason | None,
+    pass_s: float | None,
+) -> Step:
     return Step(
         tokens=tuple(tokens),
         drafted=flight.width - 1,
@@ -194,7 +219,14 @@ def _step(flight: Flight, verdict: Verdict, tokens: list[int], reason: FinishRea
         finish_reason=reason,
         logprobs=tuple(verdict.logprobs[: len(tokens)]),
         in_doubt=verdict.in_doubt and reason is None,
+        depth=flight.depth,
+        pass_s=pass_s,
     )
+
+
+def _pass_time(flight: Flight, paused_s: float) -> float | None:
+    seconds = time.perf_counter() - flight.launched_s
+    return seconds if paused_s <= MAX_PAUSE * seconds else None
 
 
 def _cut(

@@ -1,0 +1,267 @@
+"""Which block to run: expected tokens per measured millisecond, plain decoding included.
+
+Everything here is arithmetic on numbers; nothing knows MLX. A choice looks at costs and at what was
+accepted in earlier passes, never at a token it decides about, so sampling stays exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MIN_GAIN = 0.03  # another block must promise this much more before it replaces the running one
+FIRST_PROBE = 64  # plain passes before the drafter is looked at again; doubles with every failure
+LAST_PROBE = 1024
+EXPLORED = 3  # passes of a width before its time counts as known; the first is warm-up
+OPTIMISM = 0.15  # added to every acceptance rate when a width is given up before it was timed
+QUANTIZED_CAP = 5  # rows that MLX's wide quantized kernel serves with one read of the weights
+CAP_LIFT = 0.05  # more tokens per ms that wider passes must show, measured, to lift the cap
+PRIOR_RATE = 0.7  # of a draft whose predecessors stood, when a pair is new
+PRIOR_WEIGHT = 4.0  # passes that the place before counts for
+REMEMBERED = 8.0  # passes that earlier answers of the pair count for
+DOUBT = 1.0  # optimism about acceptance after n passes is DOUBT / (1 + n)
+MEMORY = 48.0  # passes after which old acceptance has faded
+TIME_STEP = 0.2  # how fast a live time replaces the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Milliseconds of a whole pass of each width at depth 0, and how they grow with the context.
+
+    `base_ms[L]` for L = 1 is plain decoding; for L > 1 it includes proposing. `slope_ms[L]` is per
+    thousand tokens of context. Both hold exactly the widths that may run.
+    """
+
+    base_ms: dict[int, float]
+    slope_ms: dict[int, float] = field(default_factory=dict)
+
+    def ms(self, width: int, depth: int) -> float:
+        """The cost of one pass behind `depth` committed tokens."""
+        return self.base_ms[width] + self.slope_ms.get(width, 0.0) * depth / 1000
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths that may run, in order."""
+        return sorted(self.base_ms)
+
+    def only(self, keep: Callable[[int], bool]) -> "Curve":
+        """The same curve over fewer widths."""
+        return Curve({w: ms for w, ms in self.base_ms.items() if keep(w)}, self.slope_ms)
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """How likely the draft at each place stands when all before it did; fades as text goes on.
+
+    A place that was tried little is taken to be like the one before it, the first like `prior`.
+    """
+
+    stood: list[float]
+    tried: list[float]
+    prior: float = PRIOR_RATE
+
+    @classmethod
+    def unknown(cls, num_places: int, prior: float = PRIOR_RATE) -> "Acceptance":
+        """Nothing tried yet."""
+        return cls([0.0] * num_places, [0.0] * num_places, prior)
+
+    def remembered(self) -> "Acceptance":
+        """The same rates as a prior for another answer, worth few passes."""
+        weight = min(1.0, REMEMBERED / max(self.tried[0], 1e-9)) if self.tried else 1.0
+        return Acceptance(
+            [s * weight for s in self.stood], [t * weight for t in self.tried], self.prior
+        )
+
+    @property
+    def rates(self) -> list[float]:
+        """Conditional probability place by place."""
+        rates, rate = [], self.prior
+        for stood, tried in zip(self.stood, self.tried, strict=True):
+            rate = (stood + PRIOR_WEIGHT * rate) / (tried + PRIOR_WEIGHT)
+            rates.append(rate)
+        return rates
+
+    def watch(self, drafted: int, from_draft: int) -> None:
+        """Take in a pass of `drafted` tokens of which the first `from_draft` stood."""
+        fade = 1.0 - 1.0 / MEMORY
+        for place in range(min(drafted, from_draft + 1, len(self.tried))):
+            self.stood[place] = self.stood[place] * fade + (place < from_draft)
+            self.tried[place] = self.tried[place] * fade + 1.0
+
+    def expected_tokens(self, width: int, optimism: float = 0.0) -> float:
+        """Tokens of a pass of `width` rows: accepted drafts and the target's own."""
+        total = reached = 1.0
+        for rate in self.rates[: width - 1]:
+            reached *= min(1.0, rate + optimism)
+            total += reached
+        return total
+
+    @property
+    def doubt(self) -> float:
+        """What may be missing in the rates while little was tried."""
+        return DOUBT / (1.0 + self.tried[0]) if self.tried else 0.0
+
+
+def tokens_per_ms(
+    curve: Curve, acceptance: Acceptance, width: int, depth: int, optimism: float = 0.0
+) -> float:
+    """What the choice is about."""
+    return acceptance.expected_tokens(width, optimism) / curve.ms(width, depth)
+
+
+def best_width(curve: Curve, acceptance: Acceptance, depth: int, optimism: float = 0.0) -> int:
+    """The width with most expected tokens per millisecond; the narrowest of equals."""
+    return max(
+        curve.widths,
+        key=lambda width: (tokens_per_ms(curve, acceptance, width, depth, optimism), -width),
+    )
+
+
+class LiveCurve:
+    """A stored curve corrected by the times of this process.
+
+    A width measured here has its own time; another one is scaled as the next narrower one was,
+    since heat, load and the kernels of a chip slow neighbours together.
+    """
+
+    def __init__(self, stored: Curve) -> None:
+        self._stored = stored
+        self._live: dict[int, float] = {}  # measured over stored
+        self._seen: dict[int, int] = {}
+
+    def watch(self, width: int, depth: int, ms: float) -> None:
+        """Take in the time of one pass; the first of a width is warm-up."""
+        if width not in self._stored.base_ms:
+            return
+        self._seen[width] = self._seen.get(width, 0) + 1
+        if self._seen[width] == 1:
+            return
+        ratio = ms / self._stored.ms(width, depth)
+        before = self._live.get(width)
+        if before is None:
+            self._live[width] = ratio
+        else:
+            # One slow pass (another program woke up) must not look like a slow width.
+            ratio = min(ratio, 2.0 * before)
+            self._live[width] = before + TIME_STEP * (ratio - before)
+
+    def timed(self, width: int) -> bool:
+        """Whether this width has a time of its own."""
+        return width in self._live
+
+    def known(self, width: int) -> bool:
+        """Whether enough passes of this width were timed."""
+        return self._seen.get(width, 0) >= EXPLORED
+
+    @property
+    def curve(self) -> Curve:
+        """The costs to decide by now."""
+        scale, nearest = {}, self._live.get(1, 1.0)
+        for width in self._stored.widths:
+            nearest = self._live.get(width, nearest)
+            scale[width] = nearest
+        return Curve(
+            {width: ms * scale[width] for width, ms in self._stored.base_ms.items()},
+            {width: ms * scale[width] for width, ms in self._stored.slope_ms.items()},
+        )
+
+
+class Pilot:
+    """Chooses the width of every pass of one answer.
+
+    First each width is timed a few times, unless the curve was measured before. Then the best one
+    runs; when that is plain decoding the drafter is parked, and a rare probe, rarer after every
+    failure, looks whether it pays again. Behind `cap` rows only a measured gain is followed.
+    """
+
+    def __init__(
+        self, live: LiveCurve, acceptance: Acceptance, *, measured: bool, cap: int | None = None
+    ) -> None:
+        self._live = live
+        self._acceptance = acceptance
+        self._cap = cap
+        narrow = [width for width in live.curve.widths if cap is None or width <= cap]
+        self._unexplored = [] if measured else [w for w in narrow for _ in range(EXPLORED)]
+        self._running: int | None = None
+        self._plain_passes = 0
+        self._patience = FIRST_PROBE
+        self.probes = 0
+        self.cap_lifted = False
+
+    def choose(self, depth: int) -> int:
+        """The width of the next pass, behind `depth` committed tokens."""
+        if (width := self._to_explore(depth)) is not None:
+            return width
+        curve = self._live.curve
+        best = self._best(curve, depth)
+        # Back to plain decoding at once: that is the promise. Anything else has to be worth it.
+        needed = 0.0 if best == 1 else MIN_GAIN
+        if self._running is None or self._gain(curve, best, depth) > needed:
+            self._running = best
+        if self._running > 1:
+            self._plain_passes, self._patience = 0, FIRST_PROBE
+            return self._running
+        self._plain_passes += 1
+        if self._plain_passes < self._patience or len(curve.widths) == 1:
+            return 1
+        self._plain_passes, self._patience = 0, min(2 * self._patience, LAST_PROBE)
+        self.probes += 1
+        return self._best(curve, depth, drafted=True)
+
+    def _to_explore(self, depth: int) -> int | None:
+        """The next width to time. Wider ones are given up once a narrower one is hopeless."""
+        while self._unexplored:
+            width = self._unexplored[0]
+            if width > 1 and self._live.timed(width) and self._hopeless(width, depth):
+                self._unexplored = []
+            elif self._live.known(width):
+                self._unexplored.pop(0)
+            else:
+                return self._unexplored.pop(0)
+        return None
+
+    def _hopeless(self, width: int, depth: int) -> bool:
+        """Whether a timed width loses to plain decoding even if more drafts stood than so far."""
+        curve, acceptance = self._live.curve, self._acceptance
+        return tokens_per_ms(curve, acceptance, width, depth, OPTIMISM) < tokens_per_ms(
+            curve, acceptance, 1, depth
+        )
+
+    def _best(self, curve: Curve, depth: int, *, drafted: bool = False) -> int:
+        """The best width, the cap heeded unless what lies behind it is measurably better."""
+        doubt = self._acceptance.doubt
+        open_ = curve.only(lambda width: width > 1 or not drafted)
+        beyond = best_width(open_, self._acceptance, depth, doubt)
+        if self._cap is None or beyond <= self._cap:
+            return beyond
+        within = best_width(
+            open_.only(lambda width: width <= (self._cap or width)), self._acceptance, depth, doubt
+        )
+        gain = tokens_per_ms(curve, self._acceptance, beyond, depth) / tokens_per_ms(
+            curve, self._acceptance, within, depth
+        )
+        self.cap_lifted = gain >= 1.0 + CAP_LIFT
+        return beyond if self.cap_lifted else within
+
+    def watch(self, width: int, depth: int, from_draft: int, ms: float | None) -> None:
+        """Take in a pass that was made; `ms` None when its time says nothing."""
+        self._acceptance.watch(width - 1, from_draft)
+        if ms is not None:
+            self._live.watch(width, depth, ms)
+
+    @property
+    def parked(self) -> bool:
+        """Whether plain decoding is running because drafting loses."""
+        return self._running == 1
+
+    def describe(self, depth: int) -> str:
+        """In words: what runs and by how much it wins over plain decoding."""
+        curve = self._live.curve
+        best = self._best(curve, depth, drafted=True)
+        plain = tokens_per_ms(curve, self._acceptance, 1, depth)
+        gain = tokens_per_ms(curve, self._acceptance, best, depth) / plain
+        if self.parked:
+            return f"parked: drafting would run at {gain:.2f}x of plain decoding (block {best})"
+        return f"block {self._running or best}, expected {gain:.2f}x of plain decoding"
+
+    def _gain(self, curve: Curve, width: int, depth: int) -> float:
+        running = tokens_per_ms(curve, self._acceptance, self._running or 1, depth)
+        return tokens_per_ms(curve, self._acceptance, width, depth) / running - 1.0
