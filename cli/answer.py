@@ -23,8 +23,11 @@ def show(pieces: Iterable[str]) -> None:
             write("\n")
 
 
-def summary(result: "Result", params: "SamplingParams") -> str:
-    """One line: how much came, how fast, whether drafting helped, how tokens were chosen."""
+def summary(result: "Result", params: "SamplingParams", *, incomplete: bool = False) -> str:
+    """One line: how much came, how fast, whether drafting helped, how tokens were chosen.
+
+    `incomplete`: the answer stopped before its grammar did.
+    """
     state = result.effective
     num_tokens = _counted(result.completion_tokens, "token")
     parts = [
@@ -36,7 +39,9 @@ def summary(result: "Result", params: "SamplingParams") -> str:
     if sampling := replace(params, seed=state.seed).describe():
         parts.append(sampling)
     if result.finish_reason == "length":
-        parts.append(f"stopped at {num_tokens}")
+        is_json = params.grammar is not None and params.grammar.kind == "json_schema"
+        what = "JSON" if is_json else "answer"
+        parts.append(f"stopped at {num_tokens}" + f", so the {what} is incomplete" * incomplete)
     return " · ".join(parts)
 
 

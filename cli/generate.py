@@ -1,15 +1,17 @@
 """`dflash2-mlx generate`: one prompt, one answer."""
 
 import json
-import sys
 from contextlib import closing
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from dflash2_mlx.cli.answer import show, summary
 from dflash2_mlx.cli.console import note, write
+from dflash2_mlx.cli.grammar import GrammarOptions
 from dflash2_mlx.cli.options import ModelOptions, ScoredSamplingOptions, prompt_option, spread
+from dflash2_mlx.cli.texts import stdin_text
 from dflash2_mlx.errors import InvalidRequest
 
 
@@ -20,6 +22,7 @@ def generate(
     ],
     model: ModelOptions,
     sampling: ScoredSamplingOptions,
+    form: GrammarOptions,
     system: Annotated[
         str | None, prompt_option(metavar="S", help="Instructions that come before the prompt.")
     ] = None,
@@ -35,9 +38,12 @@ def generate(
         raise typer.BadParameter("cannot be used with --raw", param_hint="--system")
     if sampling.logprobs is not None and not as_json:
         raise typer.BadParameter("needs --json, which prints them", param_hint="--logprobs")
-    messages = _messages(system, _stdin() if prompt == "-" else prompt)
+    if prompt == "-" and form.from_stdin:
+        raise typer.BadParameter("cannot read stdin with --prompt -", param_hint=form.from_stdin)
+    messages = _messages(system, stdin_text("prompt") if prompt == "-" else prompt)
+    grammar = form.read()
     pair = model.load(sampling)
-    params = sampling.params(pair)
+    params = replace(sampling.params(pair), grammar=grammar)
 
     from dflash2_mlx.generation import stream_generate
 
@@ -52,7 +58,7 @@ def generate(
         show("" if as_json else step.text for step in generation)
     if as_json:
         write(json.dumps(generation.result.to_dict()) + "\n")
-    note(summary(generation.result, params))
+    note(summary(generation.result, params, incomplete=generation.incomplete))
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
@@ -64,16 +70,6 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
     for message in messages:
         _require_utf8(message["content"])
     return messages
-
-
-def _stdin() -> str:
-    """All of stdin, without the newline that a shell puts at its end."""
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        seen = f"byte {data[error.start]:#04x} at {error.start}"
-        raise InvalidRequest(f"prompt: stdin is not UTF-8 ({seen}); convert it first") from None
 
 
 def _require_utf8(text: str) -> None:

@@ -94,6 +94,12 @@ class Generation(Iterator[Step]):
         self._run.close()
 
     @property
+    def incomplete(self) -> bool:
+        """Whether the answer has to go on to obey its grammar."""
+        constraint = self._chooser.constraint
+        return constraint is not None and not constraint.complete
+
+    @property
     def result(self) -> Result:
         """The answer so far."""
         tokens = tuple(token for step in self._steps for token in step.tokens)

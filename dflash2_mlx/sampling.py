@@ -69,7 +69,7 @@ class SamplingParams:
         if num_biased := len(self.logit_bias):
             words.append(f"logit_bias on {num_biased} token{'s' * (num_biased > 1)}")
         if self.grammar is not None:
-            words.append(f"held to a {self.grammar.kind.replace('_', ' ')}")
+            words.append(f"held to a {self.grammar.name}")
         if self.temperature > 0 and self.seed is not None:
             words.append(f"seed {self.seed}")
         if not words and self.temperature == 0:

@@ -33,6 +33,7 @@ class FakeEngine:
 
     script: Sequence[str | BaseException] = ("Hel", "lo")
     finish_reason: str = "stop"
+    incomplete: bool = False
     default_sampling: SamplingParams = SamplingParams()
     loads: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -84,6 +85,7 @@ class FakeGeneration:
         self.engine = engine
         self.pieces: list[str] = []
         self.closed = False
+        self.incomplete = engine.incomplete
         self.steps = self._run()
 
     def _run(self) -> Iterator[SimpleNamespace]:
