@@ -47,6 +47,17 @@ def read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def write_object(path: Path, content: dict[str, Any]) -> None:
+    """Put a JSON object into a file, whole or not at all; the folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def _weight_files(folder: Path) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():

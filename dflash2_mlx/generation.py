@@ -13,6 +13,7 @@ from dflash2_mlx.canary import Canary
 from dflash2_mlx.chooser import Chooser, TokenLogprobs
 from dflash2_mlx.decode import Conversation, FinishReason, Step, decode
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
+from dflash2_mlx.exactness import exactness_of
 from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
 from dflash2_mlx.randomness import Randomness
 from dflash2_mlx.sampling import SamplingParams
@@ -23,10 +24,11 @@ from dflash2_mlx.text import TextReader
 class Result:
     """A whole answer, or what has come of it; the fields of `generate --json`.
 
-    `accepted` holds the tokens emitted by each pass, in order. Rates are per second of wall time,
-    decoding and prefill apart; `ttft_s` runs from the request to the first token. `from_draft` says
-    of each token whether it was drafted. `logprobs` has one entry for each token when the request
-    asked for them, else it is None.
+    `accepted` holds the tokens emitted by each pass, in order; `redecided` counts those tokens that
+    took a pass of their own because of `exact`. Rates are per second of wall time, decoding and
+    prefill apart; `ttft_s` runs from the request to the first token. `from_draft` says of each
+    token whether it was drafted. `logprobs` has one entry for each token when the request asked
+    for them, else it is None.
     """
 
     text: str
@@ -37,6 +39,7 @@ class Result:
     cached_tokens: int
     passes: int
     accepted: tuple[int, ...]
+    redecided: int
     tokens_per_pass: float
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
@@ -67,8 +70,11 @@ class Generation(Iterator[Step]):
         sampling: SamplingParams,
         max_tokens: int | None,
         block_size: BlockSize,
+        exact: bool,
     ) -> None:
         sampling.check_vocabulary(pair.target.vocab_size)
+        if exact:
+            sampling.check_exact()
         self._pair = pair
         self._prompt = _checked_prompt(pair, prompt_ids)
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
@@ -79,6 +85,7 @@ class Generation(Iterator[Step]):
             Randomness.from_seed(seed),
             pair.target.vocab_size,
             pair.constraint(sampling.grammar) if sampling.grammar else None,
+            exactness_of(pair).tolerance if exact and self._effective.drafting else None,
         )
         self._canary = Canary()
         self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
@@ -103,7 +110,7 @@ class Generation(Iterator[Step]):
     def result(self) -> Result:
         """The answer so far."""
         tokens = tuple(token for step in self._steps for token in step.tokens)
-        accepted = tuple(len(step.tokens) for step in self._steps if step.tokens)
+        accepted = tuple(len(step.tokens) for step in self._steps if step.tokens or step.in_doubt)
         from_draft = tuple(
             place < step.from_draft for step in self._steps for place in range(len(step.tokens))
         )
@@ -117,6 +124,7 @@ class Generation(Iterator[Step]):
             cached_tokens=0,
             passes=len(accepted),
             accepted=accepted,
+            redecided=sum(step.in_doubt for step in self._steps),
             tokens_per_pass=len(tokens) / max(1, len(accepted)),
             decode_tokens_per_s=_rate(len(tokens), self._last - self._prefilled),
             prefill_tokens_per_s=_rate(len(self._prompt), self._prefilled - self._started),
@@ -147,7 +155,7 @@ class Generation(Iterator[Step]):
         try:
             for step in steps:
                 step = self._read(step)
-                if self._canary.watch(step.drafted, step.from_draft):
+                if step.tokens and self._canary.watch(step.drafted, step.from_draft):
                     self._distrust(conversation)
                 yield step
                 if step.finish_reason:
@@ -196,6 +204,7 @@ class Generation(Iterator[Step]):
             logprobs=step.logprobs[: segment.num_read],
             text=text,
             finish_reason="stop" if stopped else step.finish_reason,
+            in_doubt=step.in_doubt and not stopped,
         )
         self._steps.append(step)
         return step
@@ -208,13 +217,17 @@ def stream_generate(
     *,
     max_tokens: int | None = None,
     block_size: BlockSize = "auto",
+    exact: bool = False,
 ) -> Generation:
     """Generate step by step: an iterator of `Step`, each 1 to `block_size` verified tokens.
 
-    `max_tokens` None means up to the context limit. Raises `InvalidRequest` (`ContextExceeded`,
-    `UnsupportedField`) before anything is computed.
+    `max_tokens` None means up to the context limit. With `exact`, which is for temperature 0,
+    tokens that this machine's rounding could decide either way are decided by passes of one row, as
+    in plain decoding; the first use for a target takes measurements. Raises `InvalidRequest`
+    (`ContextExceeded`, `UnsupportedField`) before anything is computed.
     """
-    return Generation(pair, prompt_ids, sampling or SamplingParams(), max_tokens, block_size)
+    params = sampling or SamplingParams()
+    return Generation(pair, prompt_ids, params, max_tokens, block_size, exact)
 
 
 def generate(
@@ -224,10 +237,11 @@ def generate(
     *,
     max_tokens: int | None = None,
     block_size: BlockSize = "auto",
+    exact: bool = False,
 ) -> Result:
     """Generate to the end; arguments as for `stream_generate`."""
     generation = stream_generate(
-        pair, prompt_ids, sampling, max_tokens=max_tokens, block_size=block_size
+        pair, prompt_ids, sampling, max_tokens=max_tokens, block_size=block_size, exact=exact
     )
     for _ in generation:
         pass

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.errors import InvalidRequest, UnsupportedField
 from dflash2_mlx.grammar import Grammar
 
 MAX_LOGPROBS = 20  # as OpenAI's top_logprobs
@@ -93,6 +93,14 @@ class SamplingParams:
         for token in self.logit_bias:
             if token >= vocab_size:
                 raise InvalidRequest(f"logit_bias token {token} is outside 0 to {vocab_size - 1}")
+
+    def check_exact(self) -> None:
+        """Raise `UnsupportedField` unless a greedy answer is asked for: others break no ties."""
+        if self.temperature > 0:
+            raise UnsupportedField(
+                f"exact decides ties between the likeliest tokens, and temperature is "
+                f"{self.temperature:g}; set the temperature to 0 or leave exact out"
+            )
 
 
 def _whole(name: str, value: Any, low: int | None, high: int | None = None) -> None:

@@ -14,7 +14,7 @@ from dflash2_mlx.target import Target
 PROMPT = "Once upon"
 FIELDS = (
     "text, token_ids, finish_reason, prompt_tokens, completion_tokens, cached_tokens, passes, "
-    "accepted, tokens_per_pass, decode_tokens_per_s, prefill_tokens_per_s, ttft_s, "
+    "accepted, redecided, tokens_per_pass, decode_tokens_per_s, prefill_tokens_per_s, ttft_s, "
     "peak_memory_bytes, effective, from_draft, tokens_from_draft"
 )
 STATE = "target, drafter, target_bits, drafter_bits, block_size, drafting, reason, seed"
