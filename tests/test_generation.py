@@ -96,6 +96,7 @@ def test_the_result_holds_the_fields_of_json() -> None:
         "cached_tokens",
         "passes",
         "accepted",
+        "redecided",
         "tokens_per_pass",
         "decode_tokens_per_s",
         "prefill_tokens_per_s",
