@@ -9,7 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash2_mlx.canary import Canary
 from dflash2_mlx.chooser import Chooser, TokenLogprobs
 from dflash2_mlx.decode import Conversation, FinishReason, Step, decode
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
@@ -17,6 +16,7 @@ from dflash2_mlx.exactness import exactness_of
 from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
 from dflash2_mlx.randomness import Randomness
 from dflash2_mlx.sampling import SamplingParams
+from dflash2_mlx.steering import Steering
 from dflash2_mlx.text import TextReader
 
 
@@ -78,16 +78,15 @@ class Generation(Iterator[Step]):
         self._pair = pair
         self._prompt = _checked_prompt(pair, prompt_ids)
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        self._effective = with_seed(pair.effective(block_size), seed)
+        self._seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self._steering = Steering(pair, block_size, self._prompt)
         self._chooser = Chooser(
             sampling,
-            Randomness.from_seed(seed),
+            Randomness.from_seed(self._seed),
             pair.target.vocab_size,
             pair.constraint(sampling.grammar) if sampling.grammar else None,
-            exactness_of(pair).tolerance if exact and self._effective.drafting else None,
+            exactness_of(pair).tolerance if exact and self._steering.effective.drafting else None,
         )
-        self._canary = Canary()
         self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
         self._steps: list[Step] = []
         self._started = self._prefilled = self._first = self._last = time.perf_counter()
@@ -130,7 +129,7 @@ class Generation(Iterator[Step]):
             prefill_tokens_per_s=_rate(len(self._prompt), self._prefilled - self._started),
             ttft_s=self._first - self._started,
             peak_memory_bytes=mx.get_peak_memory(),
-            effective=self._effective,
+            effective=with_seed(self._steering.effective, self._seed),
             from_draft=from_draft,
             tokens_from_draft=sum(from_draft),
             logprobs=logprobs if self._chooser.params.logprobs is not None else None,
@@ -141,52 +140,27 @@ class Generation(Iterator[Step]):
         mx.reset_peak_memory()
         conversation = Conversation(
             self._pair.target,
-            self._pair.drafter if self._effective.drafting else None,
+            self._pair.drafter if self._steering.effective.drafting else None,
             self._chooser,
         )
         conversation.prefill(self._prompt)
         self._prefilled = time.perf_counter()
         steps = decode(
             conversation,
-            lambda: self._width(conversation),
+            lambda: self._steering.width(conversation),
             max_tokens=self._max_tokens,
             end_tokens=self._pair.end_tokens,
         )
         try:
             for step in steps:
                 step = self._read(step)
-                if step.tokens and self._canary.watch(step.drafted, step.from_draft):
-                    self._distrust(conversation)
+                self._steering.watch(conversation, step)
                 yield step
                 if step.finish_reason:
                     return
         finally:
             steps.close()
-
-    def _width(self, conversation: Conversation) -> int:
-        """Rows of the next pass: one, for good, where the drafter's positions would run out."""
-        width, limit = self._effective.block_size, self._pair.drafter_limit
-        if conversation.drafter and len(conversation.tokens) + width > limit:
-            self._stop_drafting(conversation, f"past the {limit} tokens the drafter can read")
-        return width if conversation.drafter else 1
-
-    def _distrust(self, conversation: Conversation) -> None:
-        """Drafts that never stand cost time: try the safer dtype once, else decode plainly."""
-        seen = self._canary.describe()
-        if self._pair.make_drafter_safer():
-            self._effective = replace(
-                self._effective, reason=f"{self._effective.reason}; now in float32, since {seen}"
-            )
-            self._canary = Canary()
-            return
-        self._stop_drafting(
-            conversation,
-            f"stopped, since {seen}; is the drafter made for this target and revision?",
-        )
-
-    def _stop_drafting(self, conversation: Conversation, reason: str) -> None:
-        conversation.stop_drafting()
-        self._effective = replace(self._effective, drafting=False, reason=reason)
+            self._steering.finish()
 
     def _read(self, step: Step) -> Step:
         self._last = time.perf_counter()

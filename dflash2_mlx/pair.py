@@ -18,9 +18,11 @@ from dflash2_mlx.folders import read_object
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.precision import set_target_precision
+from dflash2_mlx.priors import prior_curve
 from dflash2_mlx.sampling import SamplingParams
-from dflash2_mlx.target import Target, most_bits
+from dflash2_mlx.target import Target, most_bits, parameters
 from dflash2_mlx.targets import load_target
+from dflash2_mlx.tuning import Store, Tuning, tuning_key
 
 # MLX's wide quantized kernel reads the weights once for up to 5 rows (mlx quantized.cpp, qmv_wide).
 MAX_QUANTIZED_BLOCK = 5
@@ -82,6 +84,7 @@ class Pair:
         self.end_tokens = end_tokens
         self.context_limit = context_limit
         self.notes = notes
+        self.tuning: Tuning | None = None
         self.default_sampling = default_sampling or SamplingParams()
         self._why_plain = why_plain
         self._grammar_tokenizer: Any = None
@@ -161,6 +164,8 @@ class Pair:
         if block_size != "auto":
             beyond = f", beyond the {trained} it was trained for" if block_size > trained else ""
             return block_size, f"block {block_size} as asked{beyond}"
+        if self.tuning is not None:
+            return self.tuning.first_block()
         if self.target.quantized and trained > MAX_QUANTIZED_BLOCK:
             return MAX_QUANTIZED_BLOCK, (
                 f"block {MAX_QUANTIZED_BLOCK} of the drafter's {trained}: "
@@ -216,7 +221,7 @@ def load_pair(
         notes.extend(loaded.notes)
         if wrapped.undraftable:
             notes.append(f"drafting is off: {wrapped.undraftable}")
-    return Pair(
+    pair = Pair(
         wrapped,
         loaded,
         tokenizer,
@@ -228,6 +233,21 @@ def load_pair(
         notes=tuple(note for note in notes if note),
         default_sampling=default_sampling,
     )
+    pair.tuning = _tuning(pair, folder)
+    return pair
+
+
+def _tuning(pair: Pair, folder: Path) -> Tuning | None:
+    """The pair's tuner, with what this machine knows about it."""
+    if pair.drafter is None or pair.target.undraftable:
+        return None
+    chip, target, drafter = this_chip(), pair.target, pair.drafter
+    head = target.embedding.weight.nbytes
+    share = (sum(array.nbytes for array in parameters(drafter).values()) + head) / target.nbytes
+    guess = prior_curve(chip, target.bits, drafter.config.block_size, share)
+    bits = f"{target.bits}-bit {target.dtype} with {most_bits(drafter)}-bit {drafter.dtype}"
+    key = tuning_key(chip, f"{pair.name} {folder.name}", str(pair.drafter_name), bits)
+    return Tuning(key, guess, quantized=target.quantized, store=Store())
 
 
 def join(model: Any, drafter: Drafter) -> Target:

@@ -176,7 +176,7 @@ class Pilot:
         self, live: LiveCurve, acceptance: Acceptance, *, measured: bool, cap: int | None = None
     ) -> None:
         self._live = live
-        self._acceptance = acceptance
+        self.acceptance = acceptance
         self._cap = cap
         narrow = [width for width in live.curve.widths if cap is None or width <= cap]
         self._unexplored = [] if measured else [w for w in narrow for _ in range(EXPLORED)]
@@ -185,6 +185,7 @@ class Pilot:
         self._patience = FIRST_PROBE
         self.probes = 0
         self.cap_lifted = False
+        self._explores = not measured
 
     def choose(self, depth: int) -> int:
         """The width of the next pass, behind `depth` committed tokens."""
@@ -220,32 +221,42 @@ class Pilot:
 
     def _hopeless(self, width: int, depth: int) -> bool:
         """Whether a timed width loses to plain decoding even if more drafts stood than so far."""
-        curve, acceptance = self._live.curve, self._acceptance
+        curve, acceptance = self._live.curve, self.acceptance
         return tokens_per_ms(curve, acceptance, width, depth, OPTIMISM) < tokens_per_ms(
             curve, acceptance, 1, depth
         )
 
     def _best(self, curve: Curve, depth: int, *, drafted: bool = False) -> int:
         """The best width, the cap heeded unless what lies behind it is measurably better."""
-        doubt = self._acceptance.doubt
+        doubt = self.acceptance.doubt
         open_ = curve.only(lambda width: width > 1 or not drafted)
-        beyond = best_width(open_, self._acceptance, depth, doubt)
+        beyond = best_width(open_, self.acceptance, depth, doubt)
         if self._cap is None or beyond <= self._cap:
             return beyond
         within = best_width(
-            open_.only(lambda width: width <= (self._cap or width)), self._acceptance, depth, doubt
+            open_.only(lambda width: width <= (self._cap or width)), self.acceptance, depth, doubt
         )
-        gain = tokens_per_ms(curve, self._acceptance, beyond, depth) / tokens_per_ms(
-            curve, self._acceptance, within, depth
+        gain = tokens_per_ms(curve, self.acceptance, beyond, depth) / tokens_per_ms(
+            curve, self.acceptance, within, depth
         )
         self.cap_lifted = gain >= 1.0 + CAP_LIFT
         return beyond if self.cap_lifted else within
 
     def watch(self, width: int, depth: int, from_draft: int, ms: float | None) -> None:
         """Take in a pass that was made; `ms` None when its time says nothing."""
-        self._acceptance.watch(width - 1, from_draft)
+        self.acceptance.watch(width - 1, from_draft)
         if ms is not None:
             self._live.watch(width, depth, ms)
+
+    @property
+    def explored(self) -> bool:
+        """Whether this answer timed every width that was worth it."""
+        return self._explores and not self._unexplored
+
+    @property
+    def width(self) -> int | None:
+        """The width that runs by choice, None while widths are explored."""
+        return self._running
 
     @property
     def parked(self) -> bool:
@@ -256,12 +267,12 @@ class Pilot:
         """In words: what runs and by how much it wins over plain decoding."""
         curve = self._live.curve
         best = self._best(curve, depth, drafted=True)
-        plain = tokens_per_ms(curve, self._acceptance, 1, depth)
-        gain = tokens_per_ms(curve, self._acceptance, best, depth) / plain
+        plain = tokens_per_ms(curve, self.acceptance, 1, depth)
+        gain = tokens_per_ms(curve, self.acceptance, best, depth) / plain
         if self.parked:
             return f"parked: drafting would run at {gain:.2f}x of plain decoding (block {best})"
         return f"block {self._running or best}, expected {gain:.2f}x of plain decoding"
 
     def _gain(self, curve: Curve, width: int, depth: int) -> float:
-        running = tokens_per_ms(curve, self._acceptance, self._running or 1, depth)
-        return tokens_per_ms(curve, self._acceptance, width, depth) / running - 1.0
+        running = tokens_per_ms(curve, self.acceptance, self._running or 1, depth)
+        return tokens_per_ms(curve, self.acceptance, width, depth) / running - 1.0
