@@ -17,6 +17,7 @@ PREFILL_STEP = 2048  # tokens, mlx-lm's own chunk, so that chunk borders round a
 
 FinishReason = Literal["stop", "length"]
 ChooseWidth = Callable[[], int]
+OnPrefill = Callable[[int, int], None]  # tokens read so far, and to be read
 
 
 class Proposer(Protocol):
@@ -90,10 +91,11 @@ class Conversation:
         """Tokens that the caches hold."""
         return len(self.tokens) - 1
 
-    def prefill(self, prompt: Sequence[int]) -> None:
+    def prefill(self, prompt: Sequence[int], progress: OnPrefill | None = None) -> None:
         """Read all of a prompt but its last token, the first anchor, in chunks.
 
-        The drafter takes in the rows that a block can still see.
+        The drafter takes in the rows that a block can still see. `progress` hears of every chunk
+        and may raise to give up; the conversation is then of no use.
         """
         self.tokens = list(prompt)
         first_seen = self._skip_unseen(self.length)
@@ -106,6 +108,8 @@ class Conversation:
             # The head is never evaluated: nothing here asks for the logits.
             mx.eval([cache.state for cache in (*self.caches, *self.context)])
             mx.clear_cache()
+            if progress is not None:
+                progress(start + len(chunk), self.length)
 
     def launch(self, width: int) -> Flight:
         """Propose and verify `width` rows (1: plain decoding) as one graph, and start it."""

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from dflash2_mlx.chooser import Chooser, TokenLogprobs
-from dflash2_mlx.decode import Conversation, FinishReason, Step, decode
+from dflash2_mlx.decode import Conversation, FinishReason, OnPrefill, Step, decode
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.exactness import exactness_of
 from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
@@ -71,11 +71,13 @@ class Generation(Iterator[Step]):
         max_tokens: int | None,
         block_size: BlockSize,
         exact: bool,
+        on_prefill: OnPrefill | None = None,
     ) -> None:
         sampling.check_vocabulary(pair.target.vocab_size)
         if exact:
             sampling.check_exact()
         self._pair = pair
+        self._on_prefill = on_prefill
         self._prompt = _checked_prompt(pair, prompt_ids)
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
         self._seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
@@ -143,7 +145,7 @@ class Generation(Iterator[Step]):
             self._pair.drafter if self._steering.effective.drafting else None,
             self._chooser,
         )
-        conversation.prefill(self._prompt)
+        conversation.prefill(self._prompt, self._on_prefill)
         self._prefilled = time.perf_counter()
         steps = decode(
             conversation,
@@ -192,16 +194,18 @@ def stream_generate(
     max_tokens: int | None = None,
     block_size: BlockSize = "auto",
     exact: bool = False,
+    on_prefill: OnPrefill | None = None,
 ) -> Generation:
     """Generate step by step: an iterator of `Step`, each 1 to `block_size` verified tokens.
 
     `max_tokens` None means up to the context limit. With `exact`, which is for temperature 0,
     tokens that this machine's rounding could decide either way are decided by passes of one row, as
-    in plain decoding; the first use for a target takes measurements. Raises `InvalidRequest`
-    (`ContextExceeded`, `UnsupportedField`) before anything is computed.
+    in plain decoding; the first use for a target takes measurements. `on_prefill(done, total)`
+    hears of every chunk of the prompt that was read, and may raise to give up. Raises
+    `InvalidRequest` (`ContextExceeded`, `UnsupportedField`) before anything is computed.
     """
     params = sampling or SamplingParams()
-    return Generation(pair, prompt_ids, params, max_tokens, block_size, exact)
+    return Generation(pair, prompt_ids, params, max_tokens, block_size, exact, on_prefill)
 
 
 def generate(

@@ -101,6 +101,7 @@ class Pair:
     def encode_chat(self, messages: str | Sequence[Message], **template: Any) -> list[int]:
         """Token ids of a conversation, up to where the answer starts; a str is one user turn.
 
+        `template` are variables of the chat template, such as `tools` and `enable_thinking`.
         Raises `InvalidRequest` when the model has no chat template or its template refuses.
         """
         if isinstance(messages, str):
@@ -111,7 +112,7 @@ class Pair:
             raise InvalidRequest(f"{self.name} has no chat template; send raw text (--raw)")
         try:
             ids = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, **template
+                list(messages), **{"add_generation_prompt": True, **template}
             )
         except Exception as error:  # templates are programs and raise what they like
             raise InvalidRequest(f"the chat template of {self.name} refused: {error}") from None

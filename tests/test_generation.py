@@ -258,3 +258,20 @@ def test_public_names_are_importable_and_listed() -> None:
         assert getattr(dflash2_mlx, name).__module__.startswith("dflash2_mlx.")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dflash2_mlx.nothing  # noqa: B018
+
+
+def test_a_prefill_tells_of_its_chunks_and_can_be_given_up(monkeypatch) -> None:
+    monkeypatch.setattr("dflash2_mlx.decode.PREFILL_STEP", 4)
+    pair, heard = tiny_pair(), []
+    prompt = [1] * 11
+
+    def hear(done: int, total: int) -> None:
+        heard.append((done, total))
+        if done >= 8:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        next(stream_generate(pair, prompt, on_prefill=hear))
+    assert heard == [(4, 10), (8, 10)]
+    truth = plain_ids(pair.target.model, prompt, 6)
+    assert list(generate(pair, prompt, max_tokens=6).token_ids) == truth
