@@ -9,8 +9,10 @@ from rich.table import Table
 
 from dflash2_mlx.cli.console import THEME, out, write
 from dflash2_mlx.pairing import Pairing, pairings
+from dflash2_mlx.sampling import SamplingParams
 
 _PIPED_WIDTH = 200  # wide enough to break no name in a file or a pipe
+_ROOMY_WIDTH = 110  # columns
 
 
 def models(
@@ -22,27 +24,35 @@ def models(
         write(json.dumps({"models": [pairing.to_dict() for pairing in known]}) + "\n")
     else:
         wide = Console(theme=THEME, highlight=False, width=_PIPED_WIDTH)
-        (out if out.is_terminal else wide).print(_table(known))
+        console = out if out.is_terminal else wide
+        console.print(_table(known, roomy=console.width >= _ROOMY_WIDTH))
 
 
-def _table(known: list[Pairing]) -> Table:
-    """Two lines for each pair: the target by its name, then the drafter."""
+def _table(known: list[Pairing], *, roomy: bool) -> Table:
+    """Two lines for each pair: the target by its name, then the drafter.
+
+    With room, also the sampling that the maker recommends; it is in force only when asked for.
+    """
     table = Table(box=None, pad_edge=False, header_style="accent")
     table.add_column("name", no_wrap=True)
     table.add_column("bits", justify="right")
     for title in ("cached", "model and drafter", "licence"):
         table.add_column(title, overflow="fold")
+    if roomy:
+        table.add_column("recommended sampling")
     for pairing in known:
         entry = pairing.entry
         untried = "" if entry.verified else ", untried"
         state = untried if pairing.drafting else ", cannot draft"
         drafter = "built in" if entry.drafter_is_embedded else entry.drafter
+        recommended = SamplingParams(**entry.sampling).describe() if roomy else ""
         table.add_row(
             entry.name,
             str(entry.target_bits),
             _yes(pairing.target_cached),
             str(entry.gguf or entry.target),
             entry.licence,
+            *filter(None, [recommended]),
         )
         cached = _yes(pairing.drafter_cached)
         row = (f"  {entry.kind}{state}", "", cached, drafter, entry.drafter_licence)

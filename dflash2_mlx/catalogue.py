@@ -43,7 +43,7 @@ class Entry:
     block: int | None = None
     undraftable: str | None = None
     verified: bool = True
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     gguf: Gguf | None = None
     note: str = ""
 

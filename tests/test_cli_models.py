@@ -15,6 +15,7 @@ from dflash2_mlx.catalogue import load_catalogue
 from dflash2_mlx.cli import pull as pull_command
 from dflash2_mlx.cli.app import app
 from dflash2_mlx.errors import DFlashError
+from dflash2_mlx.sampling import SamplingParams
 
 SHA = load_catalogue()["qwen3.8-27b-4bit"].target_revision
 
@@ -42,6 +43,7 @@ def test_every_pair_has_its_two_lines() -> None:
     for entry, first, second in zip(entries, lines[1::2], lines[2::2], strict=True):
         assert first.startswith(entry.name)
         assert str(entry.gguf or entry.target) in first  # never broken in a pipe
+        assert first.rstrip().endswith(SamplingParams(**entry.sampling).describe())
         assert entry.kind in second
         assert entry.drafter_licence in second
 
