@@ -44,6 +44,7 @@ def chat(
         system=system,
         max_tokens=sampling.max_tokens,
         block_size=model.block(),
+        exact=model.exact,
     )
     if _is_interactive():
         note("Type a message and press Enter; /help shows the commands.")

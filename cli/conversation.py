@@ -40,6 +40,7 @@ class Conversation:
         system: instructions that come before the first turn.
         max_tokens: the most tokens of one answer; None is as many as the model can read.
         block_size: tokens checked at once.
+        exact: settle near ties by passes of their own.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Conversation:
         system: str | None = None,
         max_tokens: int | None = None,
         block_size: int | Literal["auto"] = "auto",
+        exact: bool = False,
     ) -> None:
         self.pair = pair
         self.params = params
         self.system = system
         self.max_tokens = max_tokens
         self.block_size = block_size
+        self.exact = exact
         self.turns: list[dict[str, str]] = []
         self.result: Result | None = None  # of the last answer
         self._saved: set[Path] = set()
@@ -85,6 +88,7 @@ class Conversation:
             self.params,
             max_tokens=self.max_tokens,
             block_size=self.block_size,
+            exact=self.exact,
         )
         answer, finished = "", False
         try:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from dflash2_mlx.blas import blas_in_force, preload_blas
-from dflash2_mlx.folders import cache_root
 from dflash2_mlx.cli.console import out, write
 from dflash2_mlx.errors import DFlashError
+from dflash2_mlx.folders import cache_root
 
 PACKAGES = ("dflash2-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
 
@@ -26,6 +26,7 @@ def doctor(
         "packages": {name: _version(name) for name in PACKAGES},
         "blas": _blas(),
         "cache": str(cache_root()),
+        "exactness": _exactness(),
         "checks": checks,
         "ok": all(check["ok"] for check in checks),
     }
@@ -59,6 +60,25 @@ def _device() -> dict[str, Any]:
         return dict(mx.device_info())
     except Exception:
         return {}
+
+
+def _exactness() -> list[dict[str, Any]]:
+    """What `verify` or `--exact` measured on this machine, for each target."""
+    try:
+        from dflash2_mlx.exactness import all_known
+
+        return [
+            {
+                "target": known.target,
+                "dtype": known.dtype,
+                "equal_widths": list(known.equal_widths),
+                "logits_deviation": known.logits.largest,
+                "detail": known.describe(),
+            }
+            for known in all_known()
+        ]
+    except Exception:
+        return []
 
 
 def _version(package: str) -> str | None:
@@ -96,11 +116,18 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "BLAS": _both(blas["in_force"] or "MLX's own", blas["reason"]),
         "cache": report["cache"],
     }
+    exactness = [
+        f"{'exactness':<17}{known['target']} ({known['dtype']}): {known['detail']}"
+        for known in report["exactness"]
+    ]
     checks = [
         f"{'ok' if check['ok'] else 'FAILED':<8}{check['name']}: {check['detail']}"
         for check in report["checks"]
     ]
-    return [f"{name:<17}{value}" for name, value in rows.items() if value is not None] + checks
+    return [f"{name:<17}{value}" for name, value in rows.items() if value is not None] + [
+        *exactness,
+        *checks,
+    ]
 
 
 def _both(main: str, detail: str | None) -> str:

@@ -53,6 +53,7 @@ def generate(
         params,
         max_tokens=sampling.max_tokens,
         block_size=model.block(),
+        exact=model.exact,
     )
     with closing(generation):
         show("" if as_json else step.text for step in generation)

@@ -74,6 +74,13 @@ class ModelOptions:
     block_size: Annotated[
         str, speed_option(metavar="auto|N", help="How many tokens are checked at once.")
     ] = "auto"
+    exact: Annotated[
+        bool,
+        model_option(
+            "--exact",
+            help="Settle near ties as decoding one token at a time does; needs temperature 0.",
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if self.no_draft and self.drafter is not None:
@@ -92,8 +99,11 @@ class ModelOptions:
         With `sampling` that includes how tokens will be chosen, unless that is greedily.
 
         Raises:
-            DFlashError: a model is unknown, unusable, or not made for the other.
+            DFlashError: a model is unknown, unusable, or not made for the other, or `--exact` has
+                no meaning for this sampling.
         """
+        if self.exact and sampling is not None:
+            sampling.asked().check_exact()
         from dflash2_mlx.pair import load_pair
 
         with show_progress() as progress:
@@ -107,7 +117,14 @@ class ModelOptions:
         for announcement in pair.notes:
             note(announcement)
         told = [] if sampling is None else sampling.told(pair)
-        note("; ".join([pair.effective(self.block()).describe(), *told]))
+        state = pair.effective(self.block())
+        note("; ".join([state.describe(), *told]))
+        if self.exact and sampling is not None:
+            sampling.params(pair).check_exact()
+        if self.exact and state.drafting:
+            from dflash2_mlx.exactness import exactness_of
+
+            exactness_of(pair, note)
         return pair
 
 
@@ -205,9 +222,17 @@ class SamplingOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        self.asked()
+
+    def asked(self) -> "SamplingParams":
+        """What was given, over greedy sampling.
+
+        Raises:
+            InvalidRequest: a value that no distribution has, named.
+        """
         from dflash2_mlx.sampling import SamplingParams
 
-        SamplingParams(**self.given())
+        return SamplingParams(**self.given())
 
     def given(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that were given."""

@@ -34,9 +34,11 @@ class FakeEngine:
     script: Sequence[str | BaseException] = ("Hel", "lo")
     finish_reason: str = "stop"
     incomplete: bool = False
+    redecided: int = 0
     default_sampling: SamplingParams = SamplingParams()
     loads: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    measured: list[str] = field(default_factory=list)
     prompts: list[str | list[dict[str, str]]] = field(default_factory=list)
 
     def load_pair(self, target: str, drafter: Any = None, **options: Any) -> "FakePair":
@@ -51,9 +53,13 @@ class FakeEngine:
         self.requests.append({"prompt_ids": prompt_ids, "sampling": sampling, **options})
         return FakeGeneration(self)
 
+    def exactness_of(self, pair: "FakePair", notify: Any = None) -> None:
+        self.measured.append(pair.name)
+
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeEngine":
         monkeypatch.setattr("dflash2_mlx.pair.load_pair", self.load_pair)
         monkeypatch.setattr("dflash2_mlx.generation.stream_generate", self.stream_generate)
+        monkeypatch.setattr("dflash2_mlx.exactness.exactness_of", self.exactness_of)
         return self
 
 
@@ -117,6 +123,7 @@ class FakeGeneration:
             "completion_tokens": len(self.pieces),
             "decode_tokens_per_s": 12.34,
             "tokens_per_pass": 2.5,
+            "redecided": self.engine.redecided,
         }
         as_dict = {**figures, "effective": EFFECTIVE}
         return SimpleNamespace(**figures, effective=effective(), to_dict=lambda: as_dict)

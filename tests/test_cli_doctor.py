@@ -2,15 +2,20 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny import pair_of, tiny_target
 from typer.testing import CliRunner, Result
 
 from dflash2_mlx.cli.app import app
 from dflash2_mlx.errors import DFlashError
+from dflash2_mlx.exactness import measure, save
+from dflash2_mlx.target import Target
 
+PAIR = pair_of(Target(tiny_target()))
 GOOD = ("greedy", True, "12 of 12 tokens equal")
 BAD = ("rewind", False, "3 of 12 tokens equal")
 
@@ -46,6 +51,20 @@ def test_an_engine_that_cannot_start_is_a_failed_check(doctor: Any) -> None:
     result = doctor(run)
     assert isinstance(result.exception, DFlashError)
     assert "FAILED  start: ImportError: no module named mlx\n" in result.stdout
+
+
+def test_what_was_measured_here_is_shown(
+    doctor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DFLASH2_MLX_CACHE", str(tmp_path))
+    assert json.loads(doctor([GOOD], "--json").stdout)["exactness"] == []
+    save(measure(PAIR), PAIR)
+    line = "tiny (float32): rows keep their bits in blocks of 1"
+    assert f"exactness        {line}" in doctor([GOOD]).stdout
+    (known,) = json.loads(doctor([GOOD], "--json").stdout)["exactness"]
+    assert known["target"] == "tiny"
+    assert 1 in known["equal_widths"]
+    assert known["logits_deviation"] < 1e-3
 
 
 def test_json_is_one_object_with_all_that_a_report_needs(doctor: Any) -> None:

@@ -40,6 +40,11 @@ def test_a_cut_answer_says_where_it_stopped(engine: FakeEngine) -> None:
     assert "stopped at 2 tokens" in run("--prompt", "Hi").stderr
 
 
+def test_the_summary_counts_what_was_decided_once_more(engine: FakeEngine) -> None:
+    engine.redecided = 2
+    assert " · 2 near ties decided once more" in run("--prompt", "Hi").stderr
+
+
 def test_a_whole_answer_does_not_claim_to_be_cut(engine: FakeEngine) -> None:
     assert "stopped" not in run("--prompt", "Hi").stderr
 

@@ -9,6 +9,7 @@ from fake_engine import FakeEngine
 from typer.testing import CliRunner, Result
 
 from dflash2_mlx.cli.app import app
+from dflash2_mlx.errors import UnsupportedField
 from dflash2_mlx.generation import stream_generate
 from dflash2_mlx.pair import load_pair
 from dflash2_mlx.sampling import SamplingParams
@@ -86,9 +87,29 @@ def test_the_tables_above_name_all_that_the_engine_takes() -> None:
     assert {*SAMPLING, "logprobs", "grammar"} == {
         field.name for field in dataclasses.fields(SamplingParams)
     }
-    assert {*RUNNING, "pair", "prompt_ids", "sampling"} == set(
+    assert {*RUNNING, "exact", "pair", "prompt_ids", "sampling", "on_prefill"} == set(
         inspect.signature(stream_generate).parameters
     )
+
+
+def test_exact_reaches_the_engine_after_this_machine_was_measured(run: Any) -> None:
+    engine, _ = run("--exact")
+    assert engine.requests[0]["exact"] is True
+    assert engine.measured == ["tiny"]
+    engine, _ = run()
+    assert engine.requests[1]["exact"] is False
+    assert engine.measured == ["tiny"]
+
+
+def test_exact_is_refused_by_name_with_sampling(run: Any) -> None:
+    engine, result = run("--exact", "--temperature", "0.7")
+    assert isinstance(result.exception, UnsupportedField)
+    assert "temperature is 0.7" in str(result.exception)
+    assert not engine.loads
+    engine, result = run("--exact", engine_default=RECOMMENDED)
+    assert "temperature is 1;" in str(result.exception)
+    assert not engine.measured
+    assert run("--exact", "--temperature", "0", engine_default=RECOMMENDED)[1].exit_code == 0
 
 
 @pytest.mark.parametrize("size", ["2", "4", "8"])
