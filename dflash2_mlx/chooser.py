@@ -102,10 +102,7 @@ class Chooser:
     def forced(self, limit: int) -> Draft | None:
         """Up to `limit` tokens that the grammar leaves no choice about; no drafter is asked."""
         walk = self.constraint.forced(limit) if self.constraint else None
-        if walk is None:
-            return None
-        tokens = mx.array(walk.tokens, dtype=mx.uint32)
-        return self._as_draft(walk, tokens[:, None])
+        return None if walk is None else self._as_draft(walk)
 
     def commit(self, tokens: list[int]) -> None:
         """Take note of tokens that were emitted."""
@@ -159,14 +156,13 @@ class Chooser:
         mx.eval(trellis.candidates, trellis.scores, noise)
         candidates = np.array(trellis.candidates)
         walk = constraint.walk(candidates, np.array(trellis.scores), np.array(noise), temperature)
-        return self._as_draft(walk, trellis.candidates)
+        return self._as_draft(walk)
 
-    def _as_draft(self, walk: Walk, candidates: mx.array) -> Draft:
+    def _as_draft(self, walk: Walk) -> Draft:
         assert self.constraint is not None
-        num_drafts = len(walk.tokens)
         return Draft(
             mx.array(walk.tokens, dtype=mx.uint32),
-            candidates[:num_drafts],
+            mx.array(walk.candidates),
             mx.array(walk.q),
             self.constraint.allowed(walk.masks),
         )

@@ -15,15 +15,16 @@ import numpy as np
 from dflash2_mlx.errors import DFlashError, InvalidRequest
 from dflash2_mlx.grammar import Grammar
 
-# Of the candidates in a row, given the one chosen before and a mask: which one, its token, and q.
-Step = Callable[[int, int, np.ndarray], tuple[int, int, np.ndarray] | None]
+# From a row, the index chosen in the row before, and a mask: an index into candidates, and q.
+Choose = Callable[[int, int, np.ndarray], tuple[int, np.ndarray] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Drafted tokens that obey, what they were drawn from, and the masks of L = T + 1 rows."""
+    """T drafted tokens that obey, what they were drawn from, and the masks of L = T + 1 rows."""
 
     tokens: list[int]
+    candidates: np.ndarray  # [T, K] uint32
     q: np.ndarray  # [T, K] float32
     masks: np.ndarray  # [L, words] uint32, a bit for each token
 
@@ -67,50 +68,51 @@ class Constraint:
 
     def forced(self, limit: int) -> Walk | None:
         """Up to `limit` tokens that the grammar leaves no choice about, or None."""
-        tokens = self._matcher.compute_ff_tokens()[:limit]
-        if not tokens:
-            return None
-        steps = iter(tokens)
-        return self._walk(len(tokens), lambda row, before, mask: (0, next(steps), np.ones(1)))
+        nothing = np.zeros((limit, 1), dtype=np.uint32)
+        walk = self._walk(nothing, lambda row, before, mask: None)
+        return walk if walk.tokens else None
 
     def walk(
         self, candidates: np.ndarray, scores: np.ndarray, noise: np.ndarray, temperature: float
     ) -> Walk:
         """Walk a trellis `[T, K]`, `[T, K, K]` over candidates that obey, as far as there are any.
 
-        Greedy at temperature 0; else a draw with Gumbel `noise` `[T, K]`.
+        Greedy at temperature 0; else a draw with Gumbel `noise` `[T, K]`. Where the grammar leaves
+        no choice, its token is taken, whatever the candidates.
         """
 
-        def step(row: int, before: int, mask: np.ndarray) -> tuple[int, int, np.ndarray] | None:
+        def choose(row: int, before: int, mask: np.ndarray) -> tuple[int, np.ndarray] | None:
             obeys = _bits(mask, candidates[row]) & np.isfinite(scores[row, before])
             if not obeys.any():
                 return None
-            weights = np.where(obeys, scores[row, before], -np.inf)
+            weights = np.where(obeys, scores[row, before], -np.inf).astype(np.float64)
             if temperature > 0:
                 weights = weights / temperature
             chosen = int(np.argmax(weights + noise[row] * (temperature > 0)))
-            odds = np.exp(weights - weights[obeys].max())
-            return chosen, int(candidates[row, chosen]), odds / odds.sum()
+            odds = np.exp(weights - weights.max())
+            return chosen, odds / odds.sum()
 
-        return self._walk(len(candidates), step)
+        return self._walk(candidates, choose)
 
-    def _walk(self, num_rows: int, step: Step) -> Walk:
+    def _walk(self, candidates: np.ndarray, choose: Choose) -> Walk:
         """Draft row by row, then leave the matcher where it was."""
+        candidates, q = candidates.copy(), np.zeros(candidates.shape, dtype=np.float32)
         tokens: list[int] = []
-        odds: list[np.ndarray] = []
         masks, before = [self._mask()], 0
-        for row in range(num_rows):
-            if self._matcher.is_stopped() or (found := step(row, before, masks[-1])) is None:
+        for row, line in enumerate(candidates):
+            if self._matcher.is_stopped():
                 break
-            before, token, q = found
-            if not self._matcher.try_consume_tokens([token]):
+            if (only := _only(masks[-1])) is not None:
+                chosen = _placed(only, line)
+            elif (chosen := choose(row, before, masks[-1])) is None:
                 break
-            tokens.append(token)
-            odds.append(q)
+            before, q[row] = chosen
+            if not self._matcher.try_consume_tokens([int(line[before])]):
+                break
+            tokens.append(int(line[before]))
             masks.append(self._mask())
         self._matcher.rollback(len(tokens))
-        q_rows = np.array(odds, dtype=np.float32) if odds else np.zeros((0, 1), dtype=np.float32)
-        return Walk(tokens, q_rows, np.stack(masks))
+        return Walk(tokens, candidates[: len(tokens)], q[: len(tokens)], np.stack(masks))
 
     def _mask(self) -> np.ndarray:
         if self._matcher.is_stopped():
@@ -132,6 +134,22 @@ class Constraint:
 
 def _bits(mask: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return (mask[tokens // 32] >> (tokens % 32).astype(np.uint32) & 1).astype(bool)
+
+
+def _only(mask: np.ndarray) -> int | None:
+    """The one token that a mask allows, if it is one."""
+    if np.bitwise_count(mask).sum() != 1:
+        return None
+    word = int(np.flatnonzero(mask)[0])
+    return 32 * word + int(mask[word]).bit_length() - 1
+
+
+def _placed(token: int, candidates: np.ndarray) -> tuple[int, np.ndarray]:
+    """Where a token is among the candidates of a row, put there if it is not, and q for it."""
+    found = np.flatnonzero(candidates == token)
+    index = int(found[0]) if found.size else 0
+    candidates[index] = token
+    return index, np.arange(len(candidates)) == index
 
 
 def grammar_tokenizer(tokenizer: Any, vocab_size: int, end_tokens: Collection[int]) -> Any:
