@@ -18,7 +18,8 @@ from dflash2_mlx.sampling import SamplingParams
 class TokenLogprobs:
     """log p of an emitted token and of the best tokens at its place, best first.
 
-    Of the distribution after bias and penalties, before filters and temperature.
+    Of the distribution after bias, penalties and grammar, before filters and temperature; tokens
+    that cannot come are left out.
     """
 
     logprob: float
@@ -202,7 +203,9 @@ def _unpacked(values: np.ndarray, width: int, num_tokens: int) -> list[TokenLogp
     for row in rows:
         ids = row[1 : 1 + num_top].tolist()
         floats = row.view(np.float32)
-        top = sorted(zip(ids, floats[1 + num_top :].tolist(), strict=True), key=lambda t: -t[1])
+        best = zip(ids, floats[1 + num_top :].tolist(), strict=True)
+        possible = [(token, value) for token, value in best if value > NEGATIVE_INFINITY]
+        top = sorted(possible, key=lambda t: -t[1])
         found.append(TokenLogprobs(float(floats[0]), tuple(top)))
     return found
 

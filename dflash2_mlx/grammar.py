@@ -96,8 +96,8 @@ class Grammar:
             raise self.fault(fault)
 
     def fault(self, told: str) -> InvalidRequest:
-        """What llguidance told, in one line without its drawings."""
-        lines = [line.strip() for line in told.splitlines()]
+        """What llguidance told, in one line without its drawings and the matcher's state."""
+        lines = [line.strip() for line in told.split("<state>")[0].splitlines()]
         line = " ".join(line for line in lines if not _DRAWING.fullmatch(line))
         line = line if len(line) <= MAX_FAULT else f"{line[:MAX_FAULT]}..."
         return InvalidRequest(f"the {self.name} cannot be used: {line}")
