@@ -16,6 +16,10 @@ class Chip:
     on_cpu: bool
     architecture: str
     generation: int | None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.architecture})" if self.name else self.architecture
 
     @property
     def activations(self) -> mx.Dtype:
@@ -32,7 +36,8 @@ def chip_of(info: dict[str, Any], *, on_cpu: bool) -> Chip:
     """The chip that `mx.device_info()` describes; every field may be missing."""
     architecture = str(info.get("architecture", "unknown"))
     found = re.fullmatch(r"applegpu_g(\d+)\w*", architecture)
-    return Chip(on_cpu, architecture, int(found[1]) if found else None)
+    generation = int(found[1]) if found else None
+    return Chip(on_cpu, architecture, generation, str(info.get("device_name", "")))
 
 
 def this_chip() -> Chip:

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 
 MIN_GAIN = 0.03  # another block must promise this much more before it replaces the running one
 FIRST_PROBE = 64  # plain passes before the drafter is looked at again; doubles with every failure
-LAST_PROBE = 1024
+LAST_PROBE = 256
+PROBE_PASSES = 8  # passes in which a probe has to pay before drafting is taken up again
 EXPLORED = 3  # passes of a width before its time counts as known; the first is warm-up
 OPTIMISM = 0.15  # added to every acceptance rate when a width is given up before it was timed
 QUANTIZED_CAP = 5  # rows that MLX's wide quantized kernel serves with one read of the weights
 CAP_LIFT = 0.05  # more tokens per ms that wider passes must show, measured, to lift the cap
 PRIOR_RATE = 0.7  # of a draft whose predecessors stood, when a pair is new
-PRIOR_WEIGHT = 4.0  # passes that the place before counts for
+PRIOR_WEIGHT = 2.0  # passes that the place before counts for
 REMEMBERED = 8.0  # passes that earlier answers of the pair count for
-DOUBT = 1.0  # optimism about acceptance after n passes is DOUBT / (1 + n)
-MEMORY = 48.0  # passes after which old acceptance has faded
+DOUBT = 0.5  # optimism about acceptance after n passes is DOUBT / (1 + n)
+MEMORY = 32.0  # passes after which old acceptance has faded
 TIME_STEP = 0.2  # how fast a live time replaces the one before
 
 
@@ -82,9 +83,10 @@ class Acceptance:
     def watch(self, drafted: int, from_draft: int) -> None:
         """Take in a pass of `drafted` tokens of which the first `from_draft` stood."""
         fade = 1.0 - 1.0 / MEMORY
-        for place in range(min(drafted, from_draft + 1, len(self.tried))):
+        for place in range(min(drafted, len(self.tried))):
+            # Places behind a rejection were not tried; what they showed before ages all the same.
             self.stood[place] = self.stood[place] * fade + (place < from_draft)
-            self.tried[place] = self.tried[place] * fade + 1.0
+            self.tried[place] = self.tried[place] * fade + (place <= from_draft)
 
     def expected_tokens(self, width: int, optimism: float = 0.0) -> float:
         """Tokens of a pass of `width` rows: accepted drafts and the target's own."""
@@ -138,6 +140,8 @@ class LiveCurve:
         before = self._live.get(width)
         if before is None:
             self._live[width] = ratio
+        elif not self.known(width) or self._seen[width] == EXPLORED:
+            self._live[width] = min(before, ratio)  # few times: the fastest has least noise
         else:
             # One slow pass (another program woke up) must not look like a slow width.
             ratio = min(ratio, 2.0 * before)
@@ -164,6 +168,18 @@ class LiveCurve:
         )
 
 
+@dataclass(slots=True)
+class Probe:
+    """A look at whether drafting pays again: goes on for as long as it has paid for itself.
+
+    Texts change, so what an answer showed before (`before`) counts for little meanwhile.
+    """
+
+    before: Acceptance
+    passes: int = 0
+    gain_ms: float = 0.0
+
+
 class Pilot:
     """Chooses the width of every pass of one answer.
 
@@ -183,6 +199,7 @@ class Pilot:
         self._running: int | None = None
         self._plain_passes = 0
         self._patience = FIRST_PROBE
+        self._probe: Probe | None = None
         self.probes = 0
         self.cap_lifted = False
         self._explores = not measured
@@ -192,6 +209,8 @@ class Pilot:
         if (width := self._to_explore(depth)) is not None:
             return width
         curve = self._live.curve
+        if self._probe:
+            return self._best(curve, depth, drafted=True)
         best = self._best(curve, depth)
         # Back to plain decoding at once: that is the promise. Anything else has to be worth it.
         needed = 0.0 if best == 1 else MIN_GAIN
@@ -203,8 +222,10 @@ class Pilot:
         self._plain_passes += 1
         if self._plain_passes < self._patience or len(curve.widths) == 1:
             return 1
-        self._plain_passes, self._patience = 0, min(2 * self._patience, LAST_PROBE)
+        self._plain_passes = 0
         self.probes += 1
+        self._probe = Probe(self.acceptance)
+        self.acceptance = self.acceptance.remembered()
         return self._best(curve, depth, drafted=True)
 
     def _to_explore(self, depth: int) -> int | None:
@@ -247,6 +268,20 @@ class Pilot:
         self.acceptance.watch(width - 1, from_draft)
         if ms is not None:
             self._live.watch(width, depth, ms)
+        if self._probe and width > 1:
+            self._weigh(self._probe, width, depth, from_draft)
+
+    def _weigh(self, probe: Probe, width: int, depth: int, from_draft: int) -> None:
+        """Go on with a probe, or end it: parked as before, or with the best width from here on."""
+        curve = self._live.curve
+        probe.before.watch(width - 1, from_draft)
+        probe.passes += 1
+        probe.gain_ms += (from_draft + 1) * curve.ms(1, depth) - curve.ms(width, depth)
+        if probe.gain_ms < 0:
+            self.acceptance, self._probe = probe.before, None
+            self._patience = min(2 * self._patience, LAST_PROBE)
+        elif probe.passes == PROBE_PASSES:
+            self._running, self._probe = None, None
 
     @property
     def explored(self) -> bool:

@@ -5,7 +5,7 @@ system, MLX, target, drafter, bits and dtype. It is written under a lock and rep
 """
 
 import contextlib
-import json
+import math
 import os
 import platform
 import time
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from dflash2_mlx.chip import Chip
-from dflash2_mlx.folders import cache_root, read_object
+from dflash2_mlx.folders import cache_root, read_object, write_object
 from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Curve, LiveCurve, Pilot, best_width
 
 Kind = Literal["code", "prose"]
@@ -25,6 +25,7 @@ KINDS: tuple[Kind, ...] = ("code", "prose")
 CODE_SIGNS = ("```", "def ", "function", "class ", "import ", "SELECT ", "#include", "();", "{\n")
 FEW_PASSES = 24  # an answer shorter than this teaches nothing worth a write
 LOCK_S = 2.0
+SEPARATOR = " | "
 
 
 def kind_of(text: str) -> Kind:
@@ -35,18 +36,26 @@ def kind_of(text: str) -> Kind:
 @dataclass(frozen=True, slots=True)
 class Known:
     """One entry of the file. `measured` tells whether the curve is in milliseconds of this machine,
-    timed by passes of every width, or a guess."""
+    timed by passes of every width, or a guess. `cap` is a width that only measured gain exceeds."""
 
     curve: Curve
     acceptance: dict[Kind, Acceptance]
     measured: bool
     when: str = ""
+    cap: int | None = None
+
+    def pilot(self, kind: Kind, live: LiveCurve | None = None) -> Pilot:
+        """A pilot for one answer; `live` has the times of this process."""
+        acceptance = self.acceptance[kind].remembered()
+        live = live or LiveCurve(self.curve)
+        return Pilot(live, acceptance, measured=self.measured, cap=self.cap)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, numbers short enough to read."""
         return {
             "measured": self.measured,
             "when": self.when,
+            "cap": self.cap,
             "ms": {str(w): round(ms, 3) for w, ms in self.curve.base_ms.items()},
             "ms_per_1000_tokens": {str(w): round(ms, 4) for w, ms in self.curve.slope_ms.items()},
             "acceptance": {
@@ -61,21 +70,32 @@ class Known:
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> "Known":
         """The inverse; raises `KeyError`, `TypeError` or `ValueError` for anything else."""
+        curve = Curve(_numbers(entry["ms"]), _numbers(entry["ms_per_1000_tokens"]))
+        if 1 not in curve.base_ms or min(curve.base_ms.values()) <= 0:
+            raise ValueError("a pass takes some time")
+        places = max(curve.widths) - 1
         return cls(
-            Curve(
-                {int(w): float(ms) for w, ms in entry["ms"].items()},
-                {int(w): float(ms) for w, ms in entry["ms_per_1000_tokens"].items()},
-            ),
-            {
-                kind: Acceptance(
-                    [float(x) for x in entry["acceptance"][kind]["stood"]],
-                    [float(x) for x in entry["acceptance"][kind]["tried"]],
-                )
-                for kind in KINDS
-            },
+            curve,
+            {kind: _acceptance(entry["acceptance"][kind], places) for kind in KINDS},
             bool(entry["measured"]),
             str(entry.get("when", "")),
+            None if entry.get("cap") is None else int(entry["cap"]),
         )
+
+
+def _numbers(table: dict[str, Any]) -> dict[int, float]:
+    numbers = {int(width): float(ms) for width, ms in table.items()}
+    if not all(math.isfinite(ms) and ms >= 0 for ms in numbers.values()):
+        raise ValueError("times are finite")
+    return numbers
+
+
+def _acceptance(entry: dict[str, Any], places: int) -> Acceptance:
+    stood, tried = ([float(x) for x in entry[name]] for name in ("stood", "tried"))
+    sound = all(0 <= s <= t < math.inf for s, t in zip(stood, tried, strict=True))
+    if len(tried) != places or not sound:
+        raise ValueError("at each place some of the drafts tried stood")
+    return Acceptance(stood, tried)
 
 
 class Store:
@@ -86,16 +106,22 @@ class Store:
 
     def load(self, key: str) -> Known | None:
         """What is known under a key."""
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-            return Known.from_dict(read_object(self.path)[key])
-        return None
+        return self.entries().get(key)
+
+    def entries(self) -> dict[str, Known]:
+        """All that is known and can be read."""
+        entries = {}
+        for key, entry in read_object(self.path).items():
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                entries[key] = Known.from_dict(entry)
+        return entries
 
     def save(self, key: str, known: Known) -> bool:
         """Put one entry in its place, whatever others write meanwhile; False when that failed."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
-                self._write({**read_object(self.path), key: known.to_dict()})
+                write_object(self.path, {**read_object(self.path), key: known.to_dict()})
         except (OSError, Timeout):
             return False
         return True
@@ -104,11 +130,6 @@ class Store:
         """Forget everything."""
         self.path.unlink(missing_ok=True)
 
-    def _write(self, entries: dict[str, Any]) -> None:
-        fresh = self.path.with_suffix(f".{os.getpid()}.new")
-        fresh.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(self.path)
-
 
 class Tuning:
     """The tuner of one pair: costs and acceptance, learned from every answer."""
@@ -116,18 +137,17 @@ class Tuning:
     def __init__(self, key: str, guess: Curve, *, quantized: bool, store: Store) -> None:
         self.key = key
         self.store = store
-        self._cap = QUANTIZED_CAP if quantized else None
         known = store.load(key)
-        fits = known is not None and known.curve.widths == guess.widths
-        places = max(guess.widths) - 1
-        fresh: dict[Kind, Acceptance] = {kind: Acceptance.unknown(places) for kind in KINDS}
-        self.known = known if known is not None and fits else Known(guess, fresh, measured=False)
+        if known is None or known.curve.widths != guess.widths:
+            places = max(guess.widths) - 1
+            fresh: dict[Kind, Acceptance] = {kind: Acceptance.unknown(places) for kind in KINDS}
+            known = Known(guess, fresh, measured=False)
+        self.known = replace(known, cap=QUANTIZED_CAP if quantized else None)
         self._live = LiveCurve(self.known.curve)
 
     def pilot(self, kind: Kind) -> Pilot:
         """A pilot for one answer."""
-        acceptance = self.known.acceptance[kind].remembered()
-        return Pilot(self._live, acceptance, measured=self.known.measured, cap=self._cap)
+        return self.known.pilot(kind, self._live)
 
     def learn(self, pilot: Pilot, kind: Kind, passes: int) -> None:
         """Keep what an answer showed; a long enough one is written to the file."""
@@ -145,12 +165,17 @@ class Tuning:
 
     def first_block(self) -> tuple[int, str]:
         """Where an answer starts, and why in words."""
-        acceptance = self.known.acceptance["prose"].remembered()
-        drafted = self.curve.only(lambda w: w > 1 and (self._cap is None or w <= self._cap))
+        acceptance, cap = self.known.acceptance["prose"].remembered(), self.known.cap
+        drafted = self.curve.only(lambda width: width > 1 and (cap is None or width <= cap))
         width = best_width(drafted, acceptance, 0)
         if not self.known.measured:
             return width, "auto: every width is timed first"
-        return width, f"auto: from block {width}, by times of {self.known.when or 'this run'}"
+        pilot = self.pilot("prose")
+        source = f"by times of {self.known.when or 'this run'}"
+        first = pilot.choose(0)
+        if first > 1:
+            return first, f"auto: from block {first}, {source}"
+        return width, f"auto: {pilot.describe(0)}, {source}; a rare probe looks again"
 
     @property
     def curve(self) -> Curve:
@@ -160,8 +185,9 @@ class Tuning:
 
 def tuning_key(chip: Chip, target: str, drafter: str, bits: str) -> str:
     """Everything that times depend on, in words."""
+    cores = f"{chip}, {os.cpu_count()} cores" if chip.on_cpu else str(chip)
     system = f"{platform.system()} {platform.release()}"
-    return " | ".join([chip.architecture, system, f"mlx {version('mlx')}", target, drafter, bits])
+    return SEPARATOR.join([cores, system, f"mlx {version('mlx')}", target, drafter, bits])
 
 
 def _today() -> str:

@@ -1,0 +1,364 @@
+"""The choice of a block, with made-up costs: tokens per measured time decide, nothing else does."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import pytest
+
+from dflash2_mlx.tuner import (
+    CAP_LIFT,
+    EXPLORED,
+    FIRST_PROBE,
+    LAST_PROBE,
+    MIN_GAIN,
+    PROBE_PASSES,
+    Acceptance,
+    Curve,
+    LiveCurve,
+    Pilot,
+    best_width,
+    tokens_per_ms,
+)
+
+DEPTH = 100
+PLACES = 7
+Costs = Mapping[int, float]
+
+# Width 8 accepts more than 4, and costs more per token.
+KNEE = {1: 10.0, 2: 11.0, 4: 13.0, 8: 27.0}
+FLAT = {1: 10.0, 2: 10.5, 4: 11.0, 8: 12.0}
+LOSING = {1: 10.0, 2: 22.0, 4: 44.0, 8: 90.0}
+
+
+def accepting(rate: float, passes: float = 48.0) -> Acceptance:
+    """What `passes` wide passes show of a text whose every draft stands with `rate`."""
+    return Acceptance([rate * passes] * PLACES, [passes] * PLACES)
+
+
+def pilot_for(costs: Costs, rate: float = 0.8, **options: object) -> Pilot:
+    options.setdefault("measured", True)
+    return Pilot(LiveCurve(Curve(dict(costs))), accepting(rate), **options)  # type: ignore[arg-type]
+
+
+def fly(
+    pilot: Pilot,
+    passes: int,
+    stood: Callable[[int], int],
+    costs: Costs | None = None,
+) -> list[int]:
+    """The widths of so many passes; `stood(place)` drafts would stand in the pass at a place."""
+    widths = []
+    for place in range(passes):
+        width = pilot.choose(DEPTH)
+        ms = costs[width] if costs else None
+        pilot.watch(width, DEPTH, min(stood(place), width - 1), ms)
+        widths.append(width)
+    return widths
+
+
+def mostly(share: int, run: int = PLACES) -> Callable[[int], int]:
+    """A run of `run` drafts stands in `share` of ten passes, none in the others."""
+    return lambda place: run if place % 10 < share else 0
+
+
+# Costs and depth
+
+
+def test_a_pass_costs_more_behind_more_tokens() -> None:
+    curve = Curve({1: 10.0, 5: 20.0}, {5: 2.0})
+    assert curve.ms(5, 0) == 20.0
+    assert curve.ms(5, 4000) == 28.0
+    assert curve.ms(1, 4000) == 10.0
+
+
+def test_depth_narrows_the_block() -> None:
+    """P06: wide passes that win behind a short prompt lose behind a long one."""
+    curve = Curve({1: 10.0, 4: 12.0, 8: 14.0}, {1: 0.1, 4: 0.8, 8: 3.0})
+    chosen = [best_width(curve, accepting(0.8), depth) for depth in (0, 4000, 100_000)]
+    assert chosen == [8, 4, 1]
+
+
+# Acceptance
+
+
+def test_expected_tokens_are_the_sum_over_prefixes() -> None:
+    acceptance = accepting(0.5, passes=1e9)
+    assert acceptance.expected_tokens(1) == 1.0
+    assert acceptance.expected_tokens(4) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+
+
+def test_a_place_behind_a_rejection_was_not_tried() -> None:
+    acceptance = Acceptance.unknown(4)
+    acceptance.watch(drafted=4, from_draft=1)
+    assert acceptance.tried == [1.0, 1.0, 0.0, 0.0]
+    assert acceptance.stood == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_place_never_tried_is_taken_to_be_like_the_one_before() -> None:
+    acceptance = Acceptance([90.0, 0.0, 0.0], [100.0, 0.0, 0.0])
+    first, second, third = acceptance.rates
+    assert first == second == third
+    assert first == pytest.approx(0.9, abs=0.01)
+
+
+def test_what_was_long_ago_fades() -> None:
+    acceptance = accepting(1.0)
+    for _ in range(200):
+        acceptance.watch(drafted=1, from_draft=0)
+    assert acceptance.rates[0] < 0.1
+
+
+def test_an_earlier_answer_counts_for_few_passes() -> None:
+    remembered = accepting(0.9).remembered()
+    assert remembered.rates[0] == pytest.approx(0.9, abs=0.1)
+    for _ in range(16):
+        remembered.watch(drafted=1, from_draft=0)
+    assert remembered.rates[0] < 0.4
+
+
+def test_remembering_changes_nothing_that_was_learned() -> None:
+    learned = accepting(0.9)
+    learned.remembered().watch(drafted=7, from_draft=0)
+    assert learned.tried == [48.0] * PLACES
+
+
+# The choice
+
+
+@pytest.mark.parametrize("rate", [0.95, 0.8, 0.6])
+def test_the_choice_is_by_tokens_per_ms_not_by_acceptance(rate: float) -> None:
+    """P04: width 8 accepts more tokens a pass whatever the text, and takes longer for each."""
+    acceptance = accepting(rate)
+    assert acceptance.expected_tokens(8) > acceptance.expected_tokens(4)
+    wide, narrow = (tokens_per_ms(Curve(KNEE), acceptance, width, DEPTH) for width in (8, 4))
+    assert narrow > wide
+    assert pilot_for(KNEE, rate).choose(DEPTH) == 4
+
+
+def test_plain_decoding_is_one_of_the_choices() -> None:
+    assert pilot_for(LOSING).choose(DEPTH) == 1
+
+
+def test_of_equals_the_narrowest_runs() -> None:
+    assert (
+        best_width(
+            Curve({1: 1.0, 2: 1.0, 4: 1.0}), Acceptance([0.0] * 3, [1e9] * 3, prior=0.0), DEPTH
+        )
+        == 1
+    )
+
+
+def test_costs_where_block_4_always_wins_never_see_block_8_again() -> None:
+    """P03: 800 tokens, and no way back to the full block to lose a little each time."""
+    pilot = pilot_for(KNEE)
+    assert set(fly(pilot, 400, mostly(8, run=3), KNEE)) == {4}
+    assert pilot.probes == 0
+
+
+def test_a_small_gain_does_not_change_the_block() -> None:
+    pilot = pilot_for({1: 20.0, 4: 10.0, 5: 20.0})
+    assert pilot.choose(DEPTH) == 4
+    gain = accepting(0.8).expected_tokens(5) / accepting(0.8).expected_tokens(4)
+    for slower, expected in ((1.0 - MIN_GAIN / 2, 4), (1.0 - 2 * MIN_GAIN, 5)):
+        pilot = pilot_for({1: 20.0, 4: 10.0, 5: 20.0})
+        pilot.choose(DEPTH)
+        for _ in range(EXPLORED):
+            pilot.watch(5, DEPTH, 4, 10.0 * gain * slower)
+        pilot.acceptance = accepting(0.8)
+        assert pilot.choose(DEPTH) == expected
+
+
+def test_plain_decoding_replaces_a_losing_block_whatever_the_gain() -> None:
+    pilot = pilot_for({1: 10.0, 2: 17.9}, rate=0.8)
+    assert pilot.choose(DEPTH) == 2
+    pilot.acceptance = accepting(0.77)
+    assert pilot.choose(DEPTH) == 1
+
+
+def test_a_pair_that_loses_with_every_block_is_off_with_numbers() -> None:
+    """P12."""
+    pilot = pilot_for(LOSING)
+    assert set(fly(pilot, 40, mostly(8), LOSING)) == {1}
+    assert pilot.parked
+    assert pilot.describe(DEPTH) == (
+        "parked: drafting would run at 0.82x of plain decoding (block 2)"
+    )
+
+
+def test_a_running_block_is_described_with_its_gain() -> None:
+    pilot = pilot_for(KNEE)
+    pilot.choose(DEPTH)
+    assert pilot.describe(DEPTH) == "block 4, expected 2.26x of plain decoding"
+
+
+# Parking, probes, coming back
+
+
+def test_acceptance_that_falls_to_nothing_parks_and_comes_back() -> None:
+    """P04."""
+    pilot = pilot_for(KNEE)
+    assert set(fly(pilot, 60, mostly(9), KNEE)) == {4}
+    low = fly(pilot, 500, lambda _: 0, KNEE)
+    assert low[120:].count(4) == 0
+    assert low[-300:].count(1) >= 296
+    assert pilot.parked
+    back = fly(pilot, LAST_PROBE + PROBE_PASSES + 4, mostly(9), KNEE)
+    assert set(back[-3:]) == {4}
+    assert not pilot.parked
+
+
+def test_probes_grow_rarer_with_every_failure() -> None:
+    pilot = pilot_for(LOSING, rate=0.1)
+    widths = fly(pilot, 2000, lambda _: 0, LOSING)
+    probed = [place for place, width in enumerate(widths) if width > 1]
+    between = [after - before for before, after in pairwise(probed)]
+    assert probed[0] == FIRST_PROBE - 1
+    assert between[:2] == [2 * FIRST_PROBE, 4 * FIRST_PROBE]
+    assert set(between[2:]) == {LAST_PROBE}
+    assert pilot.probes == len(probed) < 0.02 * len(widths)
+
+
+def test_a_probe_that_pays_goes_on_and_one_that_does_not_ends_at_once() -> None:
+    def after_probe(from_draft: int) -> list[int]:
+        costs = {1: 10.0, 2: 12.0}
+        pilot = pilot_for(costs, rate=0.0)
+        assert set(fly(pilot, FIRST_PROBE - 1, lambda _: 0, costs)) == {1}
+        assert pilot.choose(DEPTH) == 2
+        pilot.watch(2, DEPTH, from_draft, costs[2])
+        return fly(pilot, 1, lambda _: 0, costs)
+
+    assert after_probe(0) == [1]
+    assert after_probe(1) == [2]
+
+
+def test_a_lucky_probe_costs_at_most_what_it_won() -> None:
+    costs = {1: 10.0, 2: 12.0}
+    pilot = pilot_for(costs, rate=0.0)
+    fly(pilot, FIRST_PROBE - 1, lambda _: 0, costs)
+    widths = fly(pilot, 12, lambda place: 1 if place == 0 else 0, costs)
+    drafted = [width for width in widths if width > 1]
+    # The first pass won 8 ms; each of the next loses 2.
+    assert 1 < len(drafted) <= 6
+    assert pilot.parked
+
+
+def test_a_pass_whose_time_says_nothing_teaches_acceptance_only() -> None:
+    live = LiveCurve(Curve(dict(KNEE)))
+    pilot = Pilot(live, Acceptance.unknown(PLACES), measured=True)
+    for _ in range(5):
+        pilot.watch(4, DEPTH, 3, None)
+    assert not live.timed(4)
+    assert pilot.acceptance.tried[0] > 4
+
+
+# The cap of quantized targets
+
+
+def test_a_quantized_target_gets_no_more_than_its_cap() -> None:
+    """P01: rows behind the fifth read the weights once more."""
+    costs = {1: 10.0, 4: 13.0, 5: 14.0, 8: 20.0}
+    acceptance = accepting(0.85)
+    gain = acceptance.expected_tokens(8) / 20.0 / (acceptance.expected_tokens(5) / 14.0)
+    assert gain < 1 + CAP_LIFT
+    pilot = pilot_for(costs, 0.85, cap=5)
+    assert pilot.choose(DEPTH) == 5
+    assert not pilot.cap_lifted
+
+
+def test_a_measured_gain_lifts_the_cap() -> None:
+    pilot = pilot_for(FLAT, 0.9, cap=4)
+    assert pilot.choose(DEPTH) == 8
+    assert pilot.cap_lifted
+
+
+def test_an_unmeasured_pair_explores_within_the_cap_only() -> None:
+    pilot = pilot_for(FLAT, measured=False, cap=4)
+    widths = fly(pilot, EXPLORED * 3, mostly(10), FLAT)
+    assert set(widths) == {1, 2, 4}
+
+
+# Exploring
+
+
+def test_every_width_is_timed_once_within_thirty_passes() -> None:
+    costs = {1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0, 5: 14.0, 6: 19.0, 8: 24.0}
+    pilot = pilot_for(costs, measured=False)
+    widths = fly(pilot, 30, mostly(9), costs)
+    assert widths[: EXPLORED * len(costs)] == [w for w in costs for _ in range(EXPLORED)]
+    assert pilot.explored
+    assert len(set(widths[EXPLORED * len(costs) :])) == 1
+
+
+def test_a_measured_pair_starts_with_its_block_at_once() -> None:
+    assert set(fly(pilot_for(KNEE), 20, mostly(8, run=3))) == {4}
+
+
+def test_widths_behind_a_hopeless_one_are_given_up() -> None:
+    pilot = pilot_for(LOSING, 0.7, measured=False)
+    widths = fly(pilot, 20, mostly(5), LOSING)
+    assert set(widths) == {1, 2}
+    assert widths.count(2) <= EXPLORED
+    assert pilot.explored
+
+
+def test_what_one_answer_timed_the_next_does_not_time_again() -> None:
+    live = LiveCurve(Curve(dict(KNEE)))
+    first = Pilot(live, accepting(0.8), measured=False)
+    fly(first, EXPLORED, mostly(9), KNEE)
+    second = Pilot(live, accepting(0.8), measured=False)
+    assert fly(second, EXPLORED, mostly(9), KNEE) == [2] * EXPLORED
+
+
+# Live times
+
+
+def test_the_first_pass_of_a_width_is_warm_up() -> None:
+    live = LiveCurve(Curve(dict(KNEE)))
+    live.watch(4, DEPTH, 400.0)
+    assert not live.timed(4)
+    live.watch(4, DEPTH, 13.0)
+    assert live.curve.ms(4, DEPTH) == 13.0
+
+
+def test_live_times_move_a_stored_curve_and_its_neighbours() -> None:
+    """A machine that has become twice as slow is as slow at widths that did not run."""
+    live = LiveCurve(Curve(dict(KNEE), {8: 1.0}))
+    for _ in range(40):
+        live.watch(4, DEPTH, 26.0)
+    curve = live.curve
+    assert curve.ms(1, DEPTH) == 10.0
+    assert curve.ms(4, DEPTH) == pytest.approx(26.0)
+    assert curve.base_ms[8] == pytest.approx(54.0)
+    assert curve.slope_ms[8] == pytest.approx(2.0)
+
+
+def test_a_stored_curve_that_is_wrong_is_corrected_as_it_runs() -> None:
+    truth = {1: 10.0, 2: 11.0, 4: 40.0, 8: 80.0}
+    pilot = pilot_for(KNEE)
+    widths = fly(pilot, 60, mostly(8), truth)
+    assert widths[0] == 4
+    assert set(widths[-20:]) == {2}
+
+
+def test_one_slow_pass_is_not_a_slow_width() -> None:
+    live = LiveCurve(Curve(dict(KNEE)))
+    for _ in range(10):
+        live.watch(4, DEPTH, 13.0)
+    live.watch(4, DEPTH, 1300.0)
+    assert live.curve.ms(4, DEPTH) < 13.0 * 1.25
+
+
+@pytest.mark.parametrize("slow", range(EXPLORED))
+def test_one_slow_pass_while_exploring_spoils_no_width(slow: int) -> None:
+    live = LiveCurve(Curve(dict(KNEE)))
+    for place in range(EXPLORED):
+        live.watch(4, DEPTH, 1300.0 if place == slow else 13.0)
+    assert live.known(4)
+    assert live.curve.ms(4, DEPTH) == 13.0
+
+
+def test_a_width_the_curve_does_not_have_is_ignored() -> None:
+    live = LiveCurve(Curve(dict(KNEE)))
+    for _ in range(5):
+        live.watch(7, DEPTH, 99.0)
+    assert live.curve.base_ms == KNEE
