@@ -14,7 +14,12 @@ def accept_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
 
     `logits` `[L, V]` of the anchor and the drafts; the tokens are the target's argmax throughout.
     """
-    choices = mx.argmax(logits, axis=-1).astype(mx.int32)
+    return accept_equal(drafts, mx.argmax(logits, axis=-1))
+
+
+def accept_equal(drafts: mx.array, choices: mx.array) -> mx.array:
+    """The longest prefix of `drafts` `[L - 1]` that equals the target's `choices` `[L]`."""
+    choices = choices.astype(mx.int32)
     num_accepted = _prefix_length(drafts.astype(mx.int32) == choices[:-1])
     return mx.concatenate([num_accepted[None], choices])
 

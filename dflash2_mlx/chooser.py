@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from dflash2_mlx.acceptance import accept_greedy, accept_sampled, margins
+from dflash2_mlx.acceptance import accept_equal, accept_greedy, accept_sampled, margins
 from dflash2_mlx.constraint import Constraint, Walk
 from dflash2_mlx.distribution import NEGATIVE_INFINITY, Distribution
 from dflash2_mlx.models.selector import Trellis
@@ -60,6 +60,9 @@ NO_DRAFT = Draft(
 class Chooser:
     """Chooses tokens for one request; everything it hands out stays on the device until `read`.
 
+    `coupled`: drafter and target draw with the same noise at a position, so the ids depend on the
+    seed alone, whatever the width of a pass, plain decoding included; else drafts stand by
+    rejection sampling, which accepts more of them. Either way the distribution is the target's.
     With a `tolerance`, which is for greedy requests, a choice that leads the second best by no more
     stands only in a pass of one row; a wider pass ends before it.
     """
@@ -71,8 +74,12 @@ class Chooser:
         vocab_size: int,
         constraint: Constraint | None = None,
         tolerance: float | None = None,
+        *,
+        coupled: bool = False,
     ) -> None:
         self.params = params
+        self.coupled = coupled
+        self._vocab_size = vocab_size
         self.constraint = constraint
         # A repetition penalty stretches logits, and with them what they deviate by.
         stretch = max(params.repetition_penalty, 1 / params.repetition_penalty)
@@ -83,14 +90,12 @@ class Chooser:
 
     def draft(self, trellis: Trellis, position: int) -> Draft:
         """Walk the trellis for tokens at `position` and behind."""
-        num_rows, width = trellis.candidates.shape
         if self.constraint is not None:
             return self._obeying(trellis, position, self.constraint)
         if self.greedy:
             return Draft(trellis.tokens(trellis.walk()), NO_DRAFT.candidates, NO_DRAFT.q)
         temperature = self.params.temperature
-        noise = self._randomness.gumbels(position, num_rows, width, Purpose.DRAFT)
-        path = trellis.walk(temperature, noise)
+        path = trellis.walk(temperature, self._draft_noise(trellis.candidates, position))
         q = trellis.probabilities(path, temperature)
         return Draft(trellis.tokens(path), trellis.candidates, q)
 
@@ -150,10 +155,9 @@ class Chooser:
 
     def _obeying(self, trellis: Trellis, position: int, constraint: Constraint) -> Draft:
         """A walk over candidates that obey the grammar: on the host, one more read of a pass."""
-        num_rows, width = trellis.candidates.shape
-        temperature, noise = self.params.temperature, mx.zeros((num_rows, width))
+        temperature, noise = self.params.temperature, mx.zeros(trellis.candidates.shape)
         if not self.greedy:
-            noise = self._randomness.gumbels(position, num_rows, width, Purpose.DRAFT)
+            noise = self._draft_noise(trellis.candidates, position)
         mx.eval(trellis.candidates, trellis.scores, noise)
         candidates = np.array(trellis.candidates)
         walk = constraint.walk(candidates, np.array(trellis.scores), np.array(noise), temperature)
@@ -168,8 +172,21 @@ class Chooser:
             self.constraint.allowed(walk.masks),
         )
 
+    def _draft_noise(self, candidates: mx.array, position: int) -> mx.array:
+        """Gumbel noise for candidates `[T, K]`: by token id when coupled, else by place."""
+        num_rows, width = candidates.shape
+        if self.coupled:
+            return mx.take_along_axis(self._shared_noise(position, num_rows), candidates, axis=1)
+        return self._randomness.gumbels(position, num_rows, width, Purpose.DRAFT)
+
+    def _shared_noise(self, position: int, num_rows: int) -> mx.array:
+        return self._randomness.gumbels(position, num_rows, self._vocab_size, Purpose.EMIT)
+
     def _sample(self, logits: mx.array, draft: Draft, position: int) -> mx.array:
         num_drafts = draft.tokens.size
+        if self.coupled:
+            noise = self._shared_noise(position, num_drafts + 1)
+            return accept_equal(draft.tokens, self._distribution.rows(logits).winners(noise))
         uniforms = self._randomness.uniforms(position, num_drafts, Purpose.ACCEPT)
         num_accepted, row = accept_sampled(
             draft.tokens, draft.candidates, draft.q, self._distribution.rows(logits), uniforms

@@ -35,6 +35,14 @@ class Rows:
             chosen = mx.where(is_token, rows, NEGATIVE_INFINITY).max(axis=-1)
         return chosen - mx.logsumexp(rows, axis=-1)
 
+    def winners(self, noise: mx.array) -> mx.array:
+        """One draw per row `[L]` with Gumbel noise `[L, V]`, by token id."""
+        if self.ids is None:
+            return mx.argmax(self.weights + noise, axis=-1)
+        noisy = self.weights + mx.take_along_axis(noise, self.ids, axis=1)
+        best = mx.argmax(noisy, axis=-1, keepdims=True)
+        return mx.take_along_axis(self.ids, best, axis=1)[:, 0]
+
     def row(self, index: mx.array) -> "Rows":
         """One row, `index` `[]` on the device, as `[K]` arrays."""
         ids = None if self.ids is None else mx.take(self.ids, index, axis=0)

@@ -78,7 +78,7 @@ class Generation(Iterator[Step]):
             sampling.check_exact()
         self._pair = pair
         self._on_prefill = on_prefill
-        self._prompt = _checked_prompt(pair, prompt_ids)
+        self._prompt = checked_prompt(pair, prompt_ids)
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
         self._seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self._steering = Steering(pair, block_size, self._prompt)
@@ -88,6 +88,7 @@ class Generation(Iterator[Step]):
             pair.target.vocab_size,
             pair.constraint(sampling.grammar) if sampling.grammar else None,
             exactness_of(pair).tolerance if exact and self._steering.effective.drafting else None,
+            coupled=sampling.seed is not None,
         )
         self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
         self._steps: list[Step] = []
@@ -226,7 +227,12 @@ def generate(
     return generation.result
 
 
-def _checked_prompt(pair: Pair, prompt_ids: Sequence[int]) -> list[int]:
+def checked_prompt(pair: Pair, prompt_ids: Sequence[int]) -> list[int]:
+    """The prompt as plain ints.
+
+    Raises `InvalidRequest` when it is empty or holds what is no token, `ContextExceeded` when it
+    leaves no room for an answer.
+    """
     prompt = [int(token) for token in prompt_ids]
     if not prompt:
         raise InvalidRequest("the prompt is empty, expected at least one token")

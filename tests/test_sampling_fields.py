@@ -237,7 +237,7 @@ class TestLogprobs:
         assert ids(pair, 4, **fields) == ids(pair, 4, **fields, logprobs=20)
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 0.5, "top_k": 2, "seed": 2}])
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.1, "top_k": 2, "seed": 2}])
 def test_every_pass_ends_in_one_token_that_was_not_drafted(fields: Fields) -> None:
     pair = pair_with(DRAFTERS["half right"], plain(None)[0])
     result = answer(pair, 4, **fields)
@@ -245,6 +245,17 @@ def test_every_pass_ends_in_one_token_that_was_not_drafted(fields: Fields) -> No
     whole = sum(result.accepted[:-1])  # the last pass may be cut before its end
     assert list(result.from_draft)[:whole] == expected[:whole]
     assert result.tokens_from_draft == sum(result.from_draft) > 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 20}, {"top_p": 0.9, "frequency_penalty": 0.3}])
+@pytest.mark.parametrize("seed", [0, 5, -5])
+def test_a_seed_gives_the_same_ids_for_every_block_and_without_drafting(
+    seed: int, fields: Fields
+) -> None:
+    pair = random_pair()
+    blocks = (1, 2, 3, 5, 8)
+    runs = {tuple(ids(pair, block, temperature=0.8, seed=seed, **fields)) for block in blocks}
+    assert len(runs) == 1
 
 
 class TestPrecedence:
