@@ -162,7 +162,7 @@ def grammar_tokenizer(tokenizer: Any, vocab_size: int, end_tokens: Collection[in
 
     inner = tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
     ids = set(inner.get_vocab().values()) if hasattr(inner, "get_vocab") else set()
-    size = max(vocab_size, *(1 + token for token in ids))
+    size = max(ids | {vocab_size - 1}) + 1
     ends = sorted(token for token in ids & set(end_tokens) if token < vocab_size)
     try:
         return from_tokenizer(inner, n_vocab=size, eos_token=ends)
