@@ -198,14 +198,22 @@ def check_sampling(pair: Pair) -> Check:
     listener = Listener(pair.target.vocab_size)
     conversation.chooser = listener
     conversation.close(conversation.launch(2))
-    exact, counts = _probabilities(listener.logits), _counts(listener)
-    fit, outcomes = p_value(counts, exact), num_outcomes(exact, NUM_DRAWS)
+    exact = _probabilities(listener.logits)
+    without_seed, with_seed = (
+        p_value(_counts(listener, coupled), exact) for coupled in (False, True)
+    )
+    outcomes = num_outcomes(exact, NUM_DRAWS)
     return Check(
         "sampling",
-        fit >= SUSPICIOUS,
-        f"{NUM_DRAWS} tokens drawn by drafting fit the target's distribution: p = {fit:.2g} over "
-        f"{outcomes} outcomes",
-        figures={"p_value": fit, "draws": NUM_DRAWS, "outcomes": outcomes},
+        min(without_seed, with_seed) >= SUSPICIOUS,
+        f"{NUM_DRAWS} tokens drawn by drafting fit the target's distribution: p = "
+        f"{without_seed:.2g}, with given seeds {with_seed:.2g}, over {outcomes} outcomes",
+        figures={
+            "p_value": without_seed,
+            "p_value_seeded": with_seed,
+            "draws": NUM_DRAWS,
+            "outcomes": outcomes,
+        },
     )
 
 
@@ -226,7 +234,7 @@ class Listener(Chooser):
         return super().judge(raw, draft, position, committed)
 
 
-def _counts(listener: Listener) -> np.ndarray:
+def _counts(listener: Listener, coupled: bool) -> np.ndarray:
     """How often each token `[V]` came first, when many seeds make the pass again.
 
     The first token hangs on the first row alone, so the target need not read what they draft.
@@ -234,7 +242,7 @@ def _counts(listener: Listener) -> np.ndarray:
     vocab_size = listener.logits.shape[-1]
 
     def first(words: mx.array) -> mx.array:
-        chooser = Chooser(WARM, Randomness(words), vocab_size)
+        chooser = Chooser(WARM, Randomness(words), vocab_size, coupled=coupled)
         draft = chooser.draft(listener.trellis, listener.position)
         return chooser.judge(listener.logits, draft, listener.position, listener.committed)[1]
 
@@ -255,7 +263,7 @@ def _probabilities(logits: mx.array) -> np.ndarray:
 def _depth(pair: Pair) -> int:
     windows = [getattr(leaf, "window", None) or 0 for leaf in leaves(pair.target.make_caches())]
     room = pair.context_limit - 4 * REWOUND
-    return min(max(MIN_DEPTH, *(w + REWOUND for w in windows if w < MAX_DEPTH)), room)
+    return min(max([MIN_DEPTH, *(w + REWOUND for w in windows if w <= MAX_DEPTH)]), room)
 
 
 def _apart(margin: float | None) -> str:

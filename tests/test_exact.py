@@ -10,14 +10,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from byte_bpe import byte_bpe
 from families import build
-from tiny import VOCAB, ScriptedDrafter, pair_of, plain_ids, tiny_target
+from tiny import END, VOCAB, ScriptedDrafter, pair_of, plain_ids, tiny_target
 
 from dflash2_mlx import SamplingParams, generate, generation
 from dflash2_mlx.acceptance import margins
-from dflash2_mlx.chooser import NO_DRAFT, Chooser
+from dflash2_mlx.chooser import Chooser
 from dflash2_mlx.decode import Conversation, decode
 from dflash2_mlx.errors import UnsupportedField
+from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.models.cache import leaves
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.randomness import Randomness
@@ -130,6 +132,24 @@ def test_a_pass_that_emitted_nothing_leaves_caches_as_they_were(kind: str) -> No
     assert all(mx.allclose(one, other, atol=1e-4) for one, other in pairs)
 
 
+@pytest.mark.parametrize("tolerance", [0.3, 3.0])
+def test_a_grammar_is_obeyed_where_passes_are_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, tolerance: float
+) -> None:
+    monkeypatch.setattr(
+        generation, "exactness_of", lambda pair: SimpleNamespace(tolerance=tolerance)
+    )
+    pair, _ = pair_of_kind("dense", ties=())
+    pair.tokenizer, pair.end_tokens = byte_bpe(), frozenset({END})
+    params = SamplingParams(grammar=Grammar.regex("(a|bc|bd){3,9}, [0-9]{2,4}"))
+    options: dict[str, Any] = {"max_tokens": 60}
+    plain = generate(pair, PROMPT, params, block_size=1, **options)
+    exact = generate(pair, PROMPT, params, block_size=5, exact=True, **options)
+    assert exact.token_ids == plain.token_ids
+    assert exact.redecided > 0
+    assert exact.finish_reason == "stop"
+
+
 def test_closing_while_a_tie_is_open_leaves_sound_caches() -> None:
     pair, truth = pair_of_kind("sliding")
     conversation = Conversation(pair.target, pair.drafter, doubting())
@@ -193,7 +213,7 @@ def rows_with(leads: list[float], best: int = 7) -> mx.array:
 
 
 def judged(chooser: Chooser, leads: list[float], drafts: list[int]) -> Any:
-    draft = dataclasses.replace(NO_DRAFT, tokens=mx.array(drafts, dtype=mx.uint32))
+    draft = dataclasses.replace(chooser.undrafted(), tokens=mx.array(drafts, dtype=mx.uint32))
     verdict = chooser.judge(rows_with(leads), draft, len(PROMPT), PROMPT)
     assert verdict.dtype == mx.int32
     return chooser.read(verdict, len(leads))
