@@ -21,7 +21,7 @@ from dflash2_mlx.target import Target
 from dflash2_mlx.widths import WIDTHS, LayerKind, LayerWidths, layer_kinds, try_widths
 
 NUM_BEFORE, NUM_READ = 32, 32  # tokens of text that are prefilled, then read in blocks
-BLOCKS = (2, 5, 8, 16)
+BLOCKS = (2, 5, 8, 16, 32)
 TEXT = (
     "The old lighthouse keeper found a letter in a bottle. It said: 12 x 7 = 84, and\n"
     "def area(w, h):\n    return w * h\n\nHe read it twice, then put the kettle on, for the night "
