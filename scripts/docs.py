@@ -5,6 +5,7 @@ written: stale parts are named in one line, and the exit code is 1.
 """
 
 import argparse
+import dataclasses
 import os
 import re
 import sys
@@ -72,6 +73,14 @@ def models_table() -> str:
     return table(heads, rows)
 
 
+def families_table() -> str:
+    sys.path.insert(0, str(ROOT / "tests"))
+    import families
+
+    rows = [dataclasses.astuple(families.describe(family)) for family in families.ALL]
+    return table(("Family", "Caches in mlx-lm", "Drafting", "Why not"), rows)
+
+
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [heads, ("---",) * len(heads), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
@@ -80,6 +89,7 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"commands": commands_table, "models": models_table},
     "docs/commands.md": {"help": commands_help},
+    "docs/families.md": {"families": families_table},
 }
 
 
@@ -102,9 +112,10 @@ def stale_parts(old: str, new: str) -> list[str]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Rewrite the generated parts of the docs.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
-    check = parser.parse_args(argv).check
-    stale: list[str] = []
-    for file in PARTS:
+    parser.add_argument("files", nargs="*", help="pages to look at; all of them if none is named")
+    arguments = parser.parse_args(argv)
+    check, stale = arguments.check, list[str]()
+    for file in arguments.files or PARTS:
         old = (ROOT / file).read_text("utf-8")
         new = refreshed(file, old)
         stale += [f"{file} ({name})" for name in stale_parts(old, new)]

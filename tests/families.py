@@ -3,13 +3,19 @@
 import dataclasses
 import importlib
 import pkgutil
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import MODEL_REMAPPING
 from tiny import HIDDEN, NUM_LAYERS, VOCAB, WINDOW, randomize
+
+from dflash2_mlx.models.cache import leaves
+from dflash2_mlx.target import Target
 
 # Value and the config fields that take it, in whichever family has such a field.
 SIZES: list[tuple[Any, str]] = [
@@ -109,10 +115,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "altup_active_idx": 0,
         "laurel_rank": 8,
     },
-    "gemma4_text": {
-        "global_head_dim": 32,
+    "gemma4": {
         "num_kv_shared_layers": 0,
         "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "top_k_experts": 2,
+    },
+    "gemma4_text": {
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
         "rope_parameters": {SLIDING: ROPE, FULL: {**ROPE, "partial_rotary_factor": 0.25}},
         "partial_rotary_factor": 1.0,
         "layer_types": ALTERNATING,
@@ -140,6 +152,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "activation_situ_beta": 1.0,
     },
     "kimi_linear": {"linear_attn_config": KDA},
+    "laguna": {"layer_types": ALTERNATING},
     "lfm2": {
         "block_dim": HIDDEN,
         "block_multiple_of": 8,
@@ -224,6 +237,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0},
     "plamo": {"n_shared_head": 2},
+    "qwen3_5": {"num_experts": 0},
+    "qwen3_5_moe": {"num_experts": 4},
     "recurrent_gemma": {
         "logits_soft_cap": 30.0,
         "block_types": ["recurrent", "recurrent", "attention", "recurrent"],
@@ -280,12 +295,13 @@ ALL = [file.name for file in pkgutil.iter_modules(mlx_lm.models.__path__) if _is
 TESTED = [family for family in ALL if family not in UNTESTED]
 
 
-def config(family: str) -> dict[str, Any]:
-    """The config.json of the tiny model of a family."""
+def config(family: str, **changes: Any) -> dict[str, Any]:
+    """The config.json of the tiny model of a family, with `changes` to the text model's."""
     if family not in TEXT_CONFIGS:
-        return _values(family, file_of(family).ModelArgs)
+        return _values(family, file_of(family).ModelArgs) | changes
     text_family, _, name = TEXT_CONFIGS[family].partition(".")
     text = _values(text_family, getattr(file_of(text_family), name))
+    text |= FAMILIES.get(family, {}) | changes
     return {"model_type": family, "vocab_size": VOCAB, "text_config": text}
 
 
@@ -295,15 +311,15 @@ def _values(family: str, args: type) -> dict[str, Any]:
     return {"model_type": family, **sizes, **FAMILIES.get(family, {})}
 
 
-def build_bare(family: str) -> nn.Module:
+def build_bare(family: str, **changes: Any) -> nn.Module:
     """The tiny model of a family, its weights not drawn yet: free of cost."""
     file = file_of(family)
-    return file.Model(file.ModelArgs.from_dict(config(family)))
+    return file.Model(file.ModelArgs.from_dict(config(family, **changes)))
 
 
-def build(family: str, seed: int = 3) -> nn.Module:
+def build(family: str, seed: int = 3, **changes: Any) -> nn.Module:
     """The tiny model of a family with random weights, float32."""
-    model = randomize(build_bare(family), seed, SCALES.get(family, 0.25))
+    model = randomize(build_bare(family, **changes), seed, SCALES.get(family, 0.25))
     # Vectors are drawn around 1, as norms want it: biases belong around 0, and decay is slow.
     shifts = {"bias": -1.0, "A_log": -3.0}
     for path, value in tree_flatten(model.parameters()):
@@ -313,3 +329,25 @@ def build(family: str, seed: int = 3) -> nn.Module:
     if hasattr(model, "_dummy_tokenizer_ids"):
         model._dummy_tokenizer_ids = mx.array([VOCAB - 1])  # phi3small's lie beyond the tiny table
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A row of docs/families.md."""
+
+    names: str
+    caches: str = ""
+    drafting: str = "not tested"
+    reason: str = ""
+
+
+def describe(family: str) -> Family:
+    """What the engine says of a family's tiny model."""
+    names = [family, *(alias for alias, name in MODEL_REMAPPING.items() if name == family)]
+    shown = ", ".join(f"`{name}`" for name in names)
+    if family in UNTESTED:
+        return Family(shown, reason=UNTESTED[family])
+    model = build_bare(family)
+    kinds = sorted({type(leaf).__name__ for leaf in leaves(make_prompt_cache(model))})
+    problem = Target(model).undraftable
+    return Family(shown, ", ".join(kinds), "no" if problem else "yes", problem or "")
