@@ -12,11 +12,11 @@ from tiny import HIDDEN, LLAMA, build_model, pair_of, tiny_target
 
 from dflash2_mlx import exactness
 from dflash2_mlx.errors import DFlashError
-from dflash2_mlx.exactness import Machine, exactness_of, measure, spans, this_machine
+from dflash2_mlx.exactness import Exactness, Machine, exactness_of, measure, spans, this_machine
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.rounding import Deviation, deviation
 from dflash2_mlx.target import Caches, Reading, Target
-from dflash2_mlx.widths import WIDTHS, LayerKind, layer_kinds, try_widths
+from dflash2_mlx.widths import WIDTHS, LayerKind, LayerWidths, layer_kinds, try_widths
 
 M1_ULTRA = {"device_name": "Apple M1 Ultra", "architecture": "applegpu_g13d"}
 M5_MAX = {"device_name": "Apple M5 Max", "architecture": "applegpu_g17s"}
@@ -26,6 +26,22 @@ M5_MAX = {"device_name": "Apple M5 Max", "architecture": "applegpu_g17s"}
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("DFLASH2_MLX_CACHE", str(tmp_path))
     return tmp_path / "exactness"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The targets that were measured; what comes of it is made up."""
+    names: list[str] = []
+    kind = LayerKind("Linear", 64, 64, "float32")
+    layers = (LayerWidths(kind, (1, 2), Deviation(1e-5, 1e-6)),)
+
+    def made_up(pair: Pair) -> Exactness:
+        names.append(pair.name)
+        here = exactness.this_machine()
+        return Exactness(here, pair.name, "float32", layers, Deviation(1e-5, 1e-6))
+
+    monkeypatch.setattr(exactness, "measure", made_up)
+    return names
 
 
 def tiny() -> Pair:
@@ -44,18 +60,25 @@ class WideReadsOff(Target):
         return dataclasses.replace(reading, logits=reading.logits + shift)
 
 
-def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_measured_once(measured: list[str]) -> None:
     told: list[str] = []
     first = exactness_of(tiny(), told.append)
     assert told == ["measuring how exact this machine is with tiny; this is done once"]
-    monkeypatch.setattr(exactness, "measure", lambda pair: pytest.fail("measured again"))
     assert exactness_of(tiny(), told.append) == first
+    assert measured == ["tiny"]
     assert len(told) == 1
+
+
+def test_what_is_kept_is_what_was_measured() -> None:
+    pair = tiny()
+    found = measure(pair)
+    exactness.save(found, pair)
+    assert exactness.load(tiny()) == found
 
 
 @pytest.mark.parametrize("other", ["chip", "mlx", "blas", "name", "layers", "dtype"])
 def test_nothing_is_taken_from_another_machine_or_target(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, other: str
+    monkeypatch: pytest.MonkeyPatch, measured: list[str], other: str
 ) -> None:
     here = Machine("Apple M4 Max applegpu_g16s", "0.32.2", None)
     monkeypatch.setattr(exactness, "this_machine", lambda: here)
@@ -74,7 +97,7 @@ def test_nothing_is_taken_from_another_machine_or_target(
         pair = pair_of(Target(half))
     assert exactness.load(pair) is None
     exactness_of(pair)
-    assert len(list(cache.glob("*.json"))) == 2
+    assert len(measured) == 2
     assert len(list(exactness.all_known())) == (1 if other in ("chip", "mlx", "blas") else 2)
 
 
@@ -86,14 +109,18 @@ def test_the_machine_is_what_mlx_and_the_system_say() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"layers": 3}', '{"layers": [], "machine": {}}'])
-def test_a_record_that_cannot_be_read_is_made_anew(cache: Path, content: str) -> None:
+def test_a_record_that_cannot_be_read_is_made_anew(
+    cache: Path, measured: list[str], content: str
+) -> None:
     known = exactness_of(tiny())
     (file,) = cache.glob("*.json")
     file.write_text(content)
     assert exactness_of(tiny()) == known
     assert exactness.load(tiny()) == known
+    assert len(measured) == 2
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_cache_that_cannot_be_written_is_told(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     told: list[str] = []
