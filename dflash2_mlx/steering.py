@@ -40,7 +40,8 @@ class Steering:
         if not step.tokens:
             return
         self._passes += 1
-        if self._pilot and conversation.drafter:
+        # The last pass was cut: what stood behind the cut is not known.
+        if self._pilot and conversation.drafter and step.finish_reason is None:
             ms = None if step.pass_s is None else 1000 * step.pass_s
             self._pilot.watch(step.drafted + 1, step.depth, step.from_draft, ms)
             self._describe(step.depth)

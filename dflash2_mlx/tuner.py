@@ -140,7 +140,7 @@ class LiveCurve:
         before = self._live.get(width)
         if before is None:
             self._live[width] = ratio
-        elif not self.known(width) or self._seen[width] == EXPLORED:
+        elif self._seen[width] <= EXPLORED:
             self._live[width] = min(before, ratio)  # few times: the fastest has least noise
         else:
             # One slow pass (another program woke up) must not look like a slow width.
@@ -178,6 +178,7 @@ class Probe:
     before: Acceptance
     passes: int = 0
     gain_ms: float = 0.0
+    awaited: int = 0  # passes to be heard of before the one that was drafted has told its outcome
 
 
 class Pilot:
@@ -210,7 +211,7 @@ class Pilot:
             return width
         curve = self._live.curve
         if self._probe:
-            return self._best(curve, depth, drafted=True)
+            return self._look(self._probe, curve, depth)
         best = self._best(curve, depth)
         # Back to plain decoding at once: that is the promise. Anything else has to be worth it.
         needed = 0.0 if best == 1 else MIN_GAIN
@@ -226,13 +227,20 @@ class Pilot:
         self.probes += 1
         self._probe = Probe(self.acceptance)
         self.acceptance = self.acceptance.remembered()
+        return self._look(self._probe, curve, depth)
+
+    def _look(self, probe: Probe, curve: Curve, depth: int) -> int:
+        """The next pass of a probe, plain until it is known what came of the one before."""
+        if probe.awaited:
+            return 1
+        probe.awaited = 2  # a width is chosen before the pass in flight was watched
         return self._best(curve, depth, drafted=True)
 
     def _to_explore(self, depth: int) -> int | None:
         """The next width to time. Wider ones are given up once a narrower one is hopeless."""
         while self._unexplored:
             width = self._unexplored[0]
-            if width > 1 and self._live.timed(width) and self._hopeless(width, depth):
+            if any(self._hopeless(narrow, depth) for narrow in range(2, width + 1)):
                 self._unexplored = []
             elif self._live.known(width):
                 self._unexplored.pop(0)
@@ -242,6 +250,8 @@ class Pilot:
 
     def _hopeless(self, width: int, depth: int) -> bool:
         """Whether a timed width loses to plain decoding even if more drafts stood than so far."""
+        if not self._live.timed(width):
+            return False
         curve, acceptance = self._live.curve, self.acceptance
         return tokens_per_ms(curve, acceptance, width, depth, OPTIMISM) < tokens_per_ms(
             curve, acceptance, 1, depth
@@ -270,11 +280,16 @@ class Pilot:
             self._live.watch(width, depth, ms)
         if self._probe and width > 1:
             self._weigh(self._probe, width, depth, from_draft)
+        elif self._probe:
+            self._probe.awaited = max(0, self._probe.awaited - 1)
 
     def _weigh(self, probe: Probe, width: int, depth: int, from_draft: int) -> None:
         """Go on with a probe, or end it: parked as before, or with the best width from here on."""
         curve = self._live.curve
+        probe.awaited = 0
         probe.before.watch(width - 1, from_draft)
+        if width not in curve.base_ms:
+            return  # cut short by the end of the answer
         probe.passes += 1
         probe.gain_ms += (from_draft + 1) * curve.ms(1, depth) - curve.ms(width, depth)
         if probe.gain_ms < 0:

@@ -231,6 +231,38 @@ def test_a_probe_that_pays_goes_on_and_one_that_does_not_ends_at_once() -> None:
     assert after_probe(1) == [2]
 
 
+def test_a_probe_cut_short_by_the_end_of_an_answer_says_nothing() -> None:
+    costs = {1: 10.0, 4: 12.0}
+    pilot = pilot_for(costs, rate=0.0)
+    fly(pilot, FIRST_PROBE - 1, lambda _: 0, costs)
+    assert pilot.choose(DEPTH) == 4
+    pilot.watch(3, DEPTH, 0, 11.0)
+    assert pilot.choose(DEPTH) == 4
+
+
+def test_while_the_outcome_of_a_probe_is_not_known_decoding_is_plain() -> None:
+    """The engine chooses a width before it has heard of the pass in flight."""
+    costs = {1: 10.0, 4: 12.0}
+    pilot = pilot_for(costs, rate=0.0)
+    fly(pilot, FIRST_PROBE - 1, lambda _: 0, costs)
+    assert pilot.choose(DEPTH) == 4
+    pilot.watch(1, DEPTH, 0, 10.0)
+    assert pilot.choose(DEPTH) == 1
+    pilot.watch(4, DEPTH, 3, 12.0)
+    assert pilot.choose(DEPTH) == 4
+
+
+def test_a_probe_that_could_not_draft_is_made_again() -> None:
+    """Where a grammar leaves nothing to draft, say."""
+    costs = {1: 10.0, 4: 12.0}
+    pilot = pilot_for(costs, rate=0.0)
+    fly(pilot, FIRST_PROBE - 1, lambda _: 0, costs)
+    assert pilot.choose(DEPTH) == 4
+    pilot.watch(1, DEPTH, 0, 10.0)
+    pilot.watch(1, DEPTH, 0, 10.0)
+    assert pilot.choose(DEPTH) == 4
+
+
 def test_a_lucky_probe_costs_at_most_what_it_won() -> None:
     costs = {1: 10.0, 2: 12.0}
     pilot = pilot_for(costs, rate=0.0)
@@ -299,6 +331,16 @@ def test_widths_behind_a_hopeless_one_are_given_up() -> None:
     assert set(widths) == {1, 2}
     assert widths.count(2) <= EXPLORED
     assert pilot.explored
+
+
+def test_a_hopeless_width_is_seen_one_pass_late_at_most() -> None:
+    """The engine chooses before it has heard of the pass in flight."""
+    pilot = pilot_for(LOSING, 0.7, measured=False)
+    widths = [pilot.choose(DEPTH)]
+    for _ in range(12):
+        widths.append(pilot.choose(DEPTH))
+        pilot.watch(widths[-2], DEPTH, 0, LOSING[widths[-2]])
+    assert widths == [1] * EXPLORED + [2] * EXPLORED + [1] * 7
 
 
 def test_what_one_answer_timed_the_next_does_not_time_again() -> None:
