@@ -55,6 +55,8 @@ class Verdict:
 NO_DRAFT = Draft(
     mx.zeros((0,), dtype=mx.uint32), mx.zeros((0, 1), dtype=mx.uint32), mx.zeros((0, 1))
 )
+# Evaluated here, since what is lazy belongs to the thread that made it.
+mx.eval(NO_DRAFT.tokens, NO_DRAFT.candidates, NO_DRAFT.q)
 
 
 class Chooser:

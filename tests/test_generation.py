@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -275,3 +278,31 @@ def test_a_prefill_tells_of_its_chunks_and_can_be_given_up(monkeypatch) -> None:
     assert heard == [(4, 10), (8, 10)]
     truth = plain_ids(pair.target.model, prompt, 6)
     assert list(generate(pair, prompt, max_tokens=6).token_ids) == truth
+
+
+def test_another_thread_than_the_one_that_imported_can_load_and_generate() -> None:
+    code = """
+import threading
+import mlx.core as mx
+import dflash2_mlx.generation
+from tiny import tiny_pair
+from dflash2_mlx import SamplingParams, generate
+
+def work():
+    for temperature in (0.0, 1.0):
+        sampling = SamplingParams(temperature=temperature, seed=1)
+        print(generate(tiny_pair(), [1, 2, 3], sampling, max_tokens=8).completion_tokens)
+    mx.clear_streams()
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=True,
+    )
+    assert ran.stdout.split() == ["8", "8"], ran.stderr
