@@ -8,20 +8,28 @@
     ├── InvalidRequest      a request field has an impossible value
     │   ├── UnsupportedField    a field we know but cannot honour
     │   └── ContextExceeded     a prompt longer than the model reads
+    │   ├── BodyTooLarge        a request of more bytes, or nested deeper, than is read
+    │   └── NotAllowed          a key that is missing or wrong
+    ├── ServerBusy          the queue of requests is full, or the server is closing
+    ├── EngineFailed        the engine broke down under a request
     └── RewindFailed        a cache was asked to go back further than it can
 
 Each message is one line: what was seen, what was expected, what to do. The command line prints it
-behind `error:` and exits 1; the server sends it with `status` and `code`.
+behind `error:` and exits 1; the server sends it with `status`, `code` and `param`.
 """
 
 from typing import ClassVar
 
 
 class DFlashError(Exception):
-    """Something the user can act on."""
+    """Something the user can act on; `param` is the field of a request that it is about."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ModelNotFound(DFlashError):
@@ -68,6 +76,36 @@ class ContextExceeded(InvalidRequest):
     """A prompt longer than the model reads."""
 
     code = "context_length_exceeded"
+
+
+class BodyTooLarge(InvalidRequest):
+    """A request of more bytes, or nested deeper, than is read."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class NotAllowed(InvalidRequest):
+    """A key that is missing or wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ServerBusy(DFlashError):
+    """The queue of requests is full, or the server is closing."""
+
+    status = 503
+    code = "server_busy"
+    retry_after_s: ClassVar[int] = 5
+
+
+class EngineFailed(DFlashError):
+    """The engine broke down under a request; the next one finds it working again."""
+
+    status = 503
+    code = "engine_failed"
+    retry_after_s: ClassVar[int] = 1
 
 
 class RewindFailed(DFlashError):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dflash2_mlx.constraint import Grammar
 from dflash2_mlx.errors import DFlashError
+from dflash2_mlx.grammar import Grammar
 
 Message = Mapping[str, Any]
 
@@ -27,13 +27,16 @@ ToolChoice = Literal["auto", "none", "required"] | str  # another word is the na
 class Ask:
     """One request, the same for every dialect.
 
-    Either `messages` (roles system, user, assistant, tool; plain text contents) or raw `prompt`
-    text. `sampling` holds only the fields that the request set: they win over the model's own
-    defaults. `session` is a hint for keeping prompt states, never part of their keys.
+    Either `messages`, as `shaping.plain` gives them (roles system, user, assistant, tool; contents
+    are text), or a raw `prompt`, text or token ids. `sampling` holds only the fields that the
+    request set: they win over the model's own defaults. `template` are variables of the chat
+    template, and `reasoning_effort`, a level that is taken as the nearest one the template knows.
+    `session` is a hint for keeping prompt states, never part of their keys. `notes` tell what was
+    left aside.
     """
 
     messages: tuple[Message, ...] = ()
-    prompt: str | None = None
+    prompt: str | tuple[int, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     tools: tuple[Tool, ...] = ()
@@ -42,6 +45,7 @@ class Ask:
     grammar: Grammar | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     session: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,9 @@ class Done:
     """The end of an answer: exactly one of these, or one `Failed`.
 
     `notes` are things worth telling the client (tools skipped, an unknown reasoning level taken as
-    the nearest). `timings` has llama.cpp's names. `effective` is `Effective` as a dict.
+    the nearest). `timings` has llama.cpp's names. `effective` is `Effective` as a dict, with
+    `passes`, `tokens_per_pass` and `pass_lengths`: how many passes gave 1, 2, ... tokens. `stop` is
+    the stop string that ended the answer. `logprobs` has OpenAI's entry for each token, if asked.
     """
 
     finish: Literal["stop", "length", "tool_calls"]
@@ -118,7 +124,7 @@ class Done:
     effective: Mapping[str, Any]
     stop: str | None = None
     notes: tuple[str, ...] = ()
-    logprobs: tuple[Any, ...] | None = None
+    logprobs: tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,165 @@
+"""One answer, on the worker's thread: a request in, events out."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dflash2_mlx.chooser import TokenLogprobs
+from dflash2_mlx.generation import Generation, Result, stream_generate
+from dflash2_mlx.pair import BlockSize, Pair
+from dflash2_mlx.server.events import Ask, Done, Prefilling, Text, ToolStart, Usage
+from dflash2_mlx.server.prompt import Prepared, prepare
+from dflash2_mlx.server.worker import Tell
+from dflash2_mlx.text import Detokenizer
+
+LEAST_LOGPROB = -9999.0  # JSON knows no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """Answers as this server was told to: block size, and whether near ties are settled."""
+
+    block_size: BlockSize = "auto"
+    exact: bool = False
+
+    def __call__(self, pair: Pair, asked: Ask | Prepared, tell: Tell) -> None:
+        """Tell of an answer from its prefill to `Done`.
+
+        Raises `DFlashError` where it cannot be given, and what `tell` raises.
+        """
+        prepared = prepare(pair, asked) if isinstance(asked, Ask) else asked
+        generation = stream_generate(
+            pair,
+            prepared.ids,
+            prepared.sampling,
+            max_tokens=prepared.ask.max_tokens,
+            block_size=self.block_size,
+            exact=self.exact and prepared.sampling.temperature == 0,
+            on_prefill=lambda done, total: tell(Prefilling(done, total)),
+        )
+        with closing(generation):
+            tell(Prefilling(0, len(prepared.ids)))
+            _tell_steps(pair, prepared, generation, tell)
+
+
+def _tell_steps(pair: Pair, prepared: Prepared, generation: Generation, tell: Tell) -> None:
+    reader, num_drafted, calls = _reader(pair, prepared), 0, 0
+    for step in generation:
+        num_drafted += step.drafted
+        events = reader.feed(step.text, len(step.tokens), step.from_draft)
+        calls += sum(isinstance(event, ToolStart) for event in events)
+        tell(*events)
+    result = generation.result
+    events = reader.finish(result.finish_reason == "length")
+    calls += sum(isinstance(event, ToolStart) for event in events)
+    tell(*events)
+    finish: Literal["stop", "length", "tool_calls"] = result.finish_reason or "stop"
+    if calls and finish == "stop":
+        finish = "tool_calls"
+    tell(
+        Done(
+            finish=finish,
+            usage=_usage(result, num_drafted, reader.num_reasoning),
+            timings=_timings(result, num_drafted),
+            effective=_effective(result),
+            stop=_stop(pair, prepared, result),
+            notes=prepared.notes,
+            logprobs=_logprobs(pair, result),
+        )
+    )
+
+
+class _Verbatim:
+    """Reads an answer to a raw prompt: all of it is text."""
+
+    num_reasoning = 0
+
+    def feed(self, text: str, tokens: int, from_draft: int) -> list[Any]:
+        return [Text(text, tokens, from_draft)] if text or tokens else []
+
+    def finish(self, cut: bool) -> list[Any]:
+        return []
+
+
+def _reader(pair: Pair, prepared: Prepared) -> Any:
+    return _Verbatim()
+
+
+def _usage(result: Result, num_drafted: int, num_reasoning: int) -> Usage:
+    return Usage(
+        prompt=result.prompt_tokens,
+        completion=result.completion_tokens,
+        cached=result.cached_tokens,
+        reasoning=num_reasoning,
+        accepted=result.tokens_from_draft,
+        rejected=num_drafted - result.tokens_from_draft,
+    )
+
+
+def _timings(result: Result, num_drafted: int) -> dict[str, float]:
+    """As llama.cpp names them."""
+    prompt_s = _seconds(result.prompt_tokens, result.prefill_tokens_per_s)
+    predicted_s = _seconds(result.completion_tokens, result.decode_tokens_per_s)
+    return {
+        "cache_n": result.cached_tokens,
+        "prompt_n": result.prompt_tokens - result.cached_tokens,
+        "prompt_ms": 1000 * prompt_s,
+        "prompt_per_second": result.prefill_tokens_per_s,
+        "predicted_n": result.completion_tokens,
+        "predicted_ms": 1000 * predicted_s,
+        "predicted_per_second": result.decode_tokens_per_s,
+        "draft_n": num_drafted,
+        "draft_n_accepted": result.tokens_from_draft,
+    }
+
+
+def _seconds(count: int, rate: float) -> float:
+    return count / rate if rate > 0 else 0.0
+
+
+def _effective(result: Result) -> dict[str, Any]:
+    lengths = Counter(result.accepted)
+    return {
+        **asdict(result.effective),
+        "passes": result.passes,
+        "tokens_per_pass": result.tokens_per_pass,
+        "pass_lengths": [lengths[n] for n in range(1, max(lengths, default=0) + 1)],
+        "ttft_s": result.ttft_s,
+        "peak_memory_bytes": result.peak_memory_bytes,
+    }
+
+
+def _stop(pair: Pair, prepared: Prepared, result: Result) -> str | None:
+    """The stop string behind the text, if one ended it."""
+    stops = prepared.sampling.stop
+    if not stops or result.finish_reason != "stop":
+        return None
+    detokenizer = Detokenizer(pair.tokenizer, pair.end_tokens)
+    said = detokenizer.add(result.token_ids) + detokenizer.finish()
+    rest = said[len(result.text) :]
+    return max((stop for stop in stops if rest.startswith(stop)), key=len, default=None)
+
+
+def _logprobs(pair: Pair, result: Result) -> tuple[Mapping[str, Any], ...] | None:
+    """OpenAI's entries; an id that is only a part of a character has no bytes to show."""
+    if result.logprobs is None:
+        return None
+    entries = zip(result.token_ids, result.logprobs, strict=True)
+    return tuple(_entry(pair, token, logprobs) for token, logprobs in entries)
+
+
+def _entry(pair: Pair, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+    top = [_scored(pair, other, logprob) for other, logprob in logprobs.top]
+    return {**_scored(pair, token, logprobs.logprob), "top_logprobs": top}
+
+
+def _scored(pair: Pair, token: int, logprob: float) -> dict[str, Any]:
+    text = pair.tokenizer.decode([token])
+    return {
+        "token": text,
+        "logprob": logprob if math.isfinite(logprob) else LEAST_LOGPROB,
+        "bytes": None if "\ufffd" in text else list(text.encode()),
+    }
