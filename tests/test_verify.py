@@ -26,6 +26,7 @@ NAMES = ["widths", "logits", "ids", "rewind", "sampling"]
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DFLASH2_MLX_CACHE", str(tmp_path))
     monkeypatch.setattr("dflash2_mlx.verify.NUM_PROMPTS", 2)
+    monkeypatch.setattr(exactness, "BLOCKS", (5,))
 
 
 def run(pair: Pair, **options: Any) -> dict[str, Check]:
