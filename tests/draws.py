@@ -13,6 +13,7 @@ import numpy as np
 
 from dflash2_mlx.chooser import NO_DRAFT, Chooser
 from dflash2_mlx.distribution import Distribution
+from dflash2_mlx.goodness import upper_tail
 from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.randomness import Randomness
 from dflash2_mlx.sampling import SamplingParams
@@ -172,15 +173,3 @@ def chi_square_p(counts: np.ndarray, exact: np.ndarray) -> float:
     kept = expected > 1e-6
     statistic = float(((observed - expected)[kept] ** 2 / expected[kept]).sum())
     return upper_tail(statistic, int(kept.sum()) - 1)
-
-
-def upper_tail(statistic: float, degrees: int) -> float:
-    """P(chi-square > statistic): the regularised incomplete gamma function, as a finite sum."""
-    if degrees < 1 or statistic <= 0:
-        return 1.0
-    half = statistic / 2
-    order, tail = (0.5, math.erfc(math.sqrt(half))) if degrees % 2 else (1.0, math.exp(-half))
-    while order < degrees / 2:
-        tail += math.exp(order * math.log(half) - half - math.lgamma(order + 1))
-        order += 1
-    return tail
