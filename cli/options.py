@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from dflash2_mlx.cli.console import note
-from dflash2_mlx.cli.progress import show_progress
+from dflash2_mlx.cli.loading import LoadOptions, model_option, speed_option
 
 if TYPE_CHECKING:
     from dflash2_mlx.pair import Pair
     from dflash2_mlx.sampling import SamplingParams
 
 Number = TypeVar("Number", int, float)
-DType = Literal["auto", "stored", "float32", "bfloat16"]
-
-model_option = functools.partial(typer.Option, rich_help_panel="Model")
-speed_option = functools.partial(typer.Option, rich_help_panel="Speed (the answer stays the same)")
 answer_option = functools.partial(typer.Option, rich_help_panel="Answer")
 prompt_option = functools.partial(typer.Option, rich_help_panel="Prompt")
 OWN_OR = "the model's own, else {}"  # what its generation_config.json says
@@ -33,44 +29,12 @@ choice_option = functools.partial(typer.Option, rich_help_panel="Choice of words
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
+class ModelOptions(LoadOptions):
     """Which model, which drafter, and how they run."""
 
-    model: Annotated[
-        str,
-        model_option(
-            "--model",
-            "-m",
-            metavar="M",
-            help="A name from `dflash2-mlx models`, a hub id (owner/name@revision) or a folder.",
-        ),
-    ]
-    dtype: Annotated[
-        DType,
-        model_option(
-            metavar="FORMAT",
-            help="auto takes the fastest that fits; or stored, float32, bfloat16.",
-        ),
-    ] = "auto"
-    drafter: Annotated[
-        str | None,
-        speed_option(
-            metavar="D",
-            help="The small model that guesses ahead: a name, hub id or folder.",
-            show_default="the one made for the model",
-        ),
-    ] = None
     no_draft: Annotated[
         bool, speed_option("--no-draft", help="Guess nothing ahead: one token at a time.")
     ] = False
-    drafter_bits: Annotated[
-        int | None,
-        speed_option(
-            metavar="BITS",
-            help="Quantize the drafter to this many bits.",
-            show_default="as stored",
-        ),
-    ] = None
     block_size: Annotated[
         str, speed_option(metavar="auto|N", help="How many tokens are checked at once.")
     ] = "auto"
@@ -104,18 +68,7 @@ class ModelOptions:
         """
         if self.exact and sampling is not None:
             sampling.asked().check_exact()
-        from dflash2_mlx.pair import load_pair
-
-        with show_progress() as progress:
-            pair = load_pair(
-                self.model,
-                False if self.no_draft else self.drafter,
-                drafter_bits=self.drafter_bits,
-                dtype=None if self.dtype == "auto" else self.dtype,
-                progress=progress,
-            )
-        for announcement in pair.notes:
-            note(announcement)
+        pair = self.load_pair(drafting=not self.no_draft)
         told = [] if sampling is None else sampling.told(pair)
         state = pair.effective(self.block())
         note("; ".join([state.describe(), *told]))
