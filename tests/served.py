@@ -13,8 +13,8 @@ from dflash2_mlx.pair import Pair
 from dflash2_mlx.server.answer import Answerer
 from dflash2_mlx.server.app import make_app
 from dflash2_mlx.server.exchange import Desk
-from dflash2_mlx.server.guard import Rules
-from dflash2_mlx.server.worker import Worker
+from dflash2_mlx.server.rules import Rules
+from dflash2_mlx.server.worker import Answer, Worker
 from dflash2_mlx.target import Target
 
 ANSWER = 257  # the special token that ends every prompt
@@ -100,11 +100,12 @@ def served(
     *,
     rules: Rules | None = None,
     keepalive_s: float = 5.0,
+    answer: Answer | None = None,
     **options: Any,
 ) -> Iterator[TestClient]:
     """A client of a running server; `client.app.state.desk.worker` is its worker."""
     pair = pair or saying_pair()
-    worker = Worker(lambda: pair, Answerer(), **options)
+    worker = Worker(lambda: pair, answer or Answerer(), **options)
     worker.start()
     worker.wait_until_loaded()
     desk = Desk(worker, ("tiny", "tiny-folder"), keepalive_s)

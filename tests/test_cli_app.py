@@ -10,7 +10,7 @@ import dflash2_mlx
 from dflash2_mlx.cli import app as program
 from dflash2_mlx.errors import ModelNotFound
 
-HEAVY = ("mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "prompt_toolkit")
+HEAVY = tuple("mlx mlx_lm transformers tokenizers numpy prompt_toolkit starlette uvicorn".split())
 SPY = f"""
 import sys
 from dflash2_mlx.cli.app import main
@@ -33,10 +33,13 @@ def python(code: str, *args: str, **options: str) -> "subprocess.CompletedProces
         ("--help", 0),
         ("generate --help", 0),
         ("chat --help", 0),
+        ("serve --help", 0),
         ("--version", 0),
         ("models", 0),
         ("generate --model tiny", 2),
         ("chat --model tiny --block-size x", 2),
+        ("serve --model tiny --port 99999", 2),
+        ("serve --model tiny --host 0.0.0.0", 1),
         ("dance", 2),
     ],
 )

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,7 +174,7 @@ class Head:
 
 
 async def stream(
-    head: Head, events: AsyncIterator[Event] | Any, include_usage: bool
+    head: Head, events: AsyncIterable[Event], include_usage: bool
 ) -> AsyncIterator[str]:
     """Server-sent events of an answer: role, deltas, one finishing chunk, usage if asked, DONE.
 

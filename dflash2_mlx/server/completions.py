@@ -1,6 +1,6 @@
 """POST /v1/completions: raw text goes on, without a chat template."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
@@ -50,7 +50,7 @@ async def completions(request: Request) -> Response:
 
 
 async def stream(
-    head: Head, events: AsyncIterator[Event] | Any, include_usage: bool
+    head: Head, events: AsyncIterable[Event], include_usage: bool
 ) -> AsyncIterator[str]:
     """Server-sent events of an answer: pieces, one finishing chunk, usage if asked, DONE."""
 

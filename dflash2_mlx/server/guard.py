@@ -1,8 +1,6 @@
 """Who may ask: hosts, origins, keys. Pure ASGI, in front of everything else."""
 
 import hmac
-from collections.abc import Collection
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -10,8 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash2_mlx.errors import DFlashError, InvalidRequest, NotAllowed
 from dflash2_mlx.server.failures import error_response
+from dflash2_mlx.server.rules import Rules
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN_PATHS = ("/", "/health", "/v1/health")  # without a key: they tell nobody's texts
 
 
@@ -20,15 +18,6 @@ class WrongPlace(InvalidRequest):
 
     status = 403
     code = "forbidden"
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """`hosts` None lets every Host header pass; `key` None asks for none."""
-
-    hosts: Collection[str] | None = LOOPBACK
-    origins: Collection[str] = ()
-    key: str | None = None
 
 
 class Guard:

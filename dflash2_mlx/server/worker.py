@@ -314,6 +314,7 @@ class Worker:
         self.tally.end(outcome)
         if job.done is not None:
             self.tally.take(job.done)
+        log.info("%s", _summary(outcome, job.done))
         with self._changed:
             self._running = None
         if last is not None:
@@ -368,6 +369,17 @@ def _bare(error: DFlashError) -> DFlashError:
     """The error without its frames, which would keep caches alive."""
     error.__context__ = None
     return error.with_traceback(None)
+
+
+def _summary(outcome: Outcome, done: Done | None) -> str:
+    if done is None:
+        return f"request {outcome}"
+    usage, timings = done.usage, done.timings
+    return (
+        f"request {outcome}: {usage.prompt} tokens read ({usage.cached} known), "
+        f"{usage.completion} written at {timings['predicted_per_second']:.1f} tok/s, "
+        f"{done.effective['tokens_per_pass']:.2f} per pass, finish {done.finish}"
+    )
 
 
 def _broke(error: Exception) -> str:

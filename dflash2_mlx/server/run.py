@@ -1,0 +1,56 @@
+"""The application on a socket, until someone asks it to end."""
+
+import socket
+import threading
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.server.worker import Worker
+
+IDLE_CONNECTION_S = 65  # longer than the minute that most clients keep one
+LAST_WORDS_S = 5  # for connections to end after their requests were told
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that does not listen yet; raises `InvalidRequest` when the address is taken."""
+    try:
+        (family, *_, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        taken = socket.socket(family, socket.SOCK_STREAM)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except (OSError, OverflowError, UnicodeError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {words}; try --port") from None
+    return taken
+
+
+class _Server(uvicorn.Server):
+    """Ends running answers as soon as it is asked to end, not after them."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        # Not here: a signal may have come while this thread holds the worker's lock.
+        threading.Thread(target=self._worker.close, daemon=True).start()
+
+
+def make_server(app: ASGIApp, worker: Worker) -> uvicorn.Server:
+    """uvicorn, set up for long streams; run it with `.run(sockets=[...])`."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=IDLE_CONNECTION_S,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )
+    return _Server(config, worker)
