@@ -44,12 +44,14 @@ def generate(
     grammar = form.read()
     pair = model.load(sampling)
     params = replace(sampling.params(pair), grammar=grammar)
+    # A grammar holds from the first token on, so a thinking model has no room to think.
+    template = {} if grammar is None else {"enable_thinking": False}
 
     from dflash2_mlx.generation import stream_generate
 
     generation = stream_generate(
         pair,
-        pair.encode(messages[-1]["content"]) if raw else pair.encode_chat(messages),
+        pair.encode(messages[-1]["content"]) if raw else pair.encode_chat(messages, **template),
         params,
         max_tokens=sampling.max_tokens,
         block_size=model.block(),

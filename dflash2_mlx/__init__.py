@@ -17,6 +17,7 @@ preload_blas()  # before anything imports mlx.core
 if TYPE_CHECKING:
     from dflash2_mlx.decode import Step
     from dflash2_mlx.generation import Generation, Result, generate, stream_generate
+    from dflash2_mlx.grammar import Grammar
     from dflash2_mlx.pair import Pair, load_pair
     from dflash2_mlx.sampling import SamplingParams
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 # Importing MLX and transformers takes seconds, and `--help` must not pay for it.
 _HOMES = {
     "Generation": "dflash2_mlx.generation",
+    "Grammar": "dflash2_mlx.grammar",
     "Pair": "dflash2_mlx.pair",
     "Result": "dflash2_mlx.generation",
     "SamplingParams": "dflash2_mlx.sampling",
@@ -35,6 +37,7 @@ _HOMES = {
 }
 __all__ = [
     "Generation",
+    "Grammar",
     "Pair",
     "Result",
     "SamplingParams",

@@ -40,6 +40,7 @@ class FakeEngine:
     requests: list[dict[str, Any]] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
     prompts: list[str | list[dict[str, str]]] = field(default_factory=list)
+    templates: list[dict[str, Any]] = field(default_factory=list)
 
     def load_pair(self, target: str, drafter: Any = None, **options: Any) -> "FakePair":
         self.loads.append({"target": target, "drafter": drafter, **options})
@@ -75,7 +76,8 @@ class FakePair:
         self.engine.prompts.append(text)
         return list(text.encode())
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, str]], **template: Any) -> list[int]:
+        self.engine.templates.append(template)
         self.engine.prompts.append([dict(message) for message in messages])
         return list("".join(message["content"] for message in messages).encode())
 

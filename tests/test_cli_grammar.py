@@ -125,6 +125,12 @@ def test_an_answer_that_was_cut_inside_its_grammar_says_so(
     assert f"stopped at 2 tokens, so the {what} is incomplete" in stderr
 
 
+def test_a_thinking_model_answers_at_once(engine: FakeEngine) -> None:
+    run("--regex", "a+")
+    run()
+    assert engine.templates == [{"enable_thinking": False}, {}]
+
+
 def test_an_answer_that_was_cut_at_its_end_is_not_called_incomplete(engine: FakeEngine) -> None:
     engine.finish_reason = "length"
     stderr = run("--json-schema", "-", stdin="{}").stderr
