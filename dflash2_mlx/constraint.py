@@ -102,9 +102,9 @@ class Constraint:
         for row, line in enumerate(candidates):
             if self._matcher.is_stopped():
                 break
-            if (only := _only(masks[-1])) is not None:
-                chosen = _placed(only, line)
-            elif (chosen := choose(row, before, masks[-1])) is None:
+            only = _only(masks[-1])
+            chosen = choose(row, before, masks[-1]) if only is None else _placed(only, line)
+            if chosen is None:
                 break
             before, q[row] = chosen
             if not self._matcher.try_consume_tokens([int(line[before])]):
