@@ -10,7 +10,8 @@ import dflash2_mlx
 from dflash2_mlx.cli import app as program
 from dflash2_mlx.errors import ModelNotFound
 
-HEAVY = tuple("mlx mlx_lm transformers tokenizers numpy prompt_toolkit starlette uvicorn".split())
+HEAVY = ("mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "prompt_toolkit")
+HEAVY += ("starlette", "uvicorn")
 SPY = f"""
 import sys
 from dflash2_mlx.cli.app import main
