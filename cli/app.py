@@ -14,6 +14,7 @@ from dflash2_mlx.cli.generate import generate
 from dflash2_mlx.cli.models import models
 from dflash2_mlx.cli.pull import pull
 from dflash2_mlx.cli.serve import serve
+from dflash2_mlx.cli.tune import tune
 from dflash2_mlx.cli.verify import verify
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, generate, serve, models, pull, doctor, verify):
+for command in (chat, generate, serve, models, pull, tune, doctor, verify):
     app.command()(command)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from dataclasses import asdict
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ def doctor(
         "blas": _blas(),
         "cache": str(cache_root()),
         "exactness": _exactness(),
+        "tuning": _tuning(),
         "checks": checks,
         "ok": all(check["ok"] for check in checks),
     }
@@ -81,6 +83,27 @@ def _exactness() -> list[dict[str, Any]]:
         return []
 
 
+def _tuning() -> list[dict[str, Any]]:
+    """What the tuner decided on this machine, for each pair, and why."""
+    try:
+        from dflash2_mlx.chip import this_chip
+        from dflash2_mlx.decision import decisions, in_words
+        from dflash2_mlx.tuning import Store, machine_key
+
+        here = machine_key(this_chip())
+        return [
+            {
+                "key": key,
+                "decisions": [asdict(decision) for decision in decisions(known)],
+                "detail": in_words(key, known),
+            }
+            for key, known in Store().entries().items()
+            if key.startswith(here)
+        ]
+    except Exception:
+        return []
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -116,6 +139,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "BLAS": _both(blas["in_force"] or "MLX's own", blas["reason"]),
         "cache": report["cache"],
     }
+    tuning = [f"{'tuning':<17}{known['detail']}" for known in report["tuning"]]
     exactness = [
         f"{'exactness':<17}{known['target']} ({known['dtype']}): {known['detail']}"
         for known in report["exactness"]
@@ -126,6 +150,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     ]
     return [f"{name:<17}{value}" for name, value in rows.items() if value is not None] + [
         *exactness,
+        *tuning,
         *checks,
     ]
 

@@ -1,4 +1,4 @@
-"""How a download or a conversion is shown."""
+"""How a download, a conversion or a measurement is shown."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from dflash2_mlx.folders import Progress
 from dflash2_mlx.cli.console import err, note
+from dflash2_mlx.folders import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -15,16 +15,26 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def show_progress() -> Iterator[Progress]:
-    """A bar for each step on a terminal, one line for each step elsewhere."""
+def show_progress(*, counted: bool = False) -> Iterator[Progress]:
+    """A bar for each step on a terminal, one line for each step elsewhere.
+
+    Steps are measured in bytes, or in plain numbers when `counted`.
+    """
     if not err.is_interactive:
         yield Lines()
         return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bars
 
     label = TextColumn("{task.description}", markup=False)
-    columns = (label, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    done = MofNCompleteColumn() if counted else DownloadColumn()
+    columns = (label, BarColumn(), done, TimeRemainingColumn())
     with Bars(*columns, console=err, transient=True) as bars:
         yield Drawn(bars)
 

@@ -321,7 +321,9 @@ class Pilot:
         gain = tokens_per_ms(curve, self.acceptance, best, depth) / plain
         if self.parked:
             return f"parked: drafting would run at {gain:.2f}x of plain decoding (block {best})"
-        return f"block {self._running or best}, expected {gain:.2f}x of plain decoding"
+        width = self._running or best
+        lifted = f", more than {self._cap} rows by measured times" if self.cap_lifted else ""
+        return f"block {width}, expected {gain:.2f}x of plain decoding{lifted}"
 
     def _gain(self, curve: Curve, width: int, depth: int) -> float:
         running = tokens_per_ms(curve, self.acceptance, self._running or 1, depth)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from dflash2_mlx.chip import Chip
+from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root, read_object, write_object
 from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Curve, LiveCurve, Pilot, best_width
 
@@ -127,8 +128,11 @@ class Store:
         return True
 
     def reset(self) -> None:
-        """Forget everything."""
-        self.path.unlink(missing_ok=True)
+        """Forget everything; raises `DFlashError` when the file cannot be removed."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise DFlashError(f"cannot remove {self.path}: {error.strerror}") from None
 
 
 class Tuning:
@@ -137,12 +141,11 @@ class Tuning:
     def __init__(self, key: str, guess: Curve, *, quantized: bool, store: Store) -> None:
         self.key = key
         self.store = store
+        self._fresh = _unknown(guess, QUANTIZED_CAP if quantized else None)
         known = store.load(key)
         if known is None or known.curve.widths != guess.widths:
-            places = max(guess.widths) - 1
-            fresh: dict[Kind, Acceptance] = {kind: Acceptance.unknown(places) for kind in KINDS}
-            known = Known(guess, fresh, measured=False)
-        self.known = replace(known, cap=QUANTIZED_CAP if quantized else None)
+            known = self._fresh
+        self.known = replace(known, cap=self._fresh.cap)
         self._live = LiveCurve(self.known.curve)
 
     def pilot(self, kind: Kind) -> Pilot:
@@ -162,6 +165,11 @@ class Tuning:
         self.known = replace(self.known, curve=curve, measured=True, when=_today())
         self._live = LiveCurve(curve)
         return self.store.save(self.key, self.known)
+
+    def forget(self) -> None:
+        """Be as for a new pair; the file changes with the next thing that is kept."""
+        self.known = self._fresh
+        self._live = LiveCurve(self.known.curve)
 
     def first_block(self) -> tuple[int, str]:
         """Where an answer starts, and why in words."""
@@ -183,11 +191,21 @@ class Tuning:
         return self._live.curve
 
 
-def tuning_key(chip: Chip, target: str, drafter: str, bits: str) -> str:
-    """Everything that times depend on, in words."""
+def _unknown(guess: Curve, cap: int | None) -> Known:
+    acceptance = {kind: Acceptance.unknown(max(guess.widths) - 1) for kind in KINDS}
+    return Known(guess, acceptance, measured=False, cap=cap)
+
+
+def machine_key(chip: Chip) -> str:
+    """The part of a key that names the machine."""
     cores = f"{chip}, {os.cpu_count()} cores" if chip.on_cpu else str(chip)
     system = f"{platform.system()} {platform.release()}"
-    return SEPARATOR.join([cores, system, f"mlx {version('mlx')}", target, drafter, bits])
+    return SEPARATOR.join([cores, system, f"mlx {version('mlx')}"])
+
+
+def tuning_key(chip: Chip, target: str, drafter: str, bits: str) -> str:
+    """Everything that times depend on, in words."""
+    return SEPARATOR.join([machine_key(chip), target, drafter, bits])
 
 
 def _today() -> str:

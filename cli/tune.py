@@ -1,0 +1,128 @@
+"""`dflash2-mlx tune`: time this pair on this machine, and see which block follows from it."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dflash2_mlx.cli.console import THEME, note, out, write
+from dflash2_mlx.cli.loading import DRAFTER, DRAFTER_BITS, DTYPE, MODEL, DType, LoadOptions
+from dflash2_mlx.cli.progress import show_progress
+
+if TYPE_CHECKING:
+    from dflash2_mlx.measure import Measurement
+    from dflash2_mlx.tuning import Tuning
+
+BAR_WIDTH = 24
+_PIPED_WIDTH = 120
+
+
+def tune(
+    model: Annotated[str | None, MODEL] = None,
+    dtype: Annotated[DType, DTYPE] = "auto",
+    drafter: Annotated[str | None, DRAFTER] = None,
+    drafter_bits: Annotated[int | None, DRAFTER_BITS] = None,
+    reset: Annotated[
+        bool,
+        typer.Option("--reset", help="First forget what was learned: of M, or of all without M."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time passes of every width on this machine, and choose the block by them.
+
+    Answers learn this by themselves; this is quicker and more exact. Takes some ten seconds, in
+    which nothing else should run.
+    """
+    if model is None:
+        return _forget_all(reset, as_json)
+    options = LoadOptions(model, dtype, drafter, drafter_bits)
+
+    from dflash2_mlx.measure import check_idle, measure
+
+    check_idle()
+    pair = options.load_pair()
+    with show_progress(counted=True) as progress:
+        measurement = measure(pair, progress)
+    assert pair.tuning is not None
+    if reset:
+        pair.tuning.forget()
+    if not pair.tuning.measure(measurement.curve):
+        note(f"the times hold for this run only: {pair.tuning.store.path} cannot be written")
+    report = _report(pair.tuning, measurement)
+    if as_json:
+        write(json.dumps(report) + "\n")
+    else:
+        _show(report)
+
+
+def _forget_all(reset: bool, as_json: bool) -> None:
+    if not reset:
+        raise typer.BadParameter("expected a model to time", param_hint="--model")
+    from dflash2_mlx.tuning import Store
+
+    store = Store()
+    store.reset()
+    if as_json:
+        write(json.dumps({"forgotten": str(store.path)}) + "\n")
+    else:
+        note(f"forgotten: {store.path}")
+
+
+def _report(tuning: "Tuning", measurement: "Measurement") -> dict[str, Any]:
+    from dflash2_mlx.decision import decisions, expectations
+
+    return {
+        "key": tuning.key,
+        "when": tuning.known.when,
+        "cap": tuning.known.cap,
+        "passes": measurement.passes,
+        "seconds": round(measurement.seconds, 2),
+        "spread": round(measurement.spread, 3),
+        "ms_per_1000_tokens": measurement.curve.slope_ms,
+        "depths": [
+            {
+                "depth": depth,
+                "ms": ms,
+                "expected": [asdict(row) for row in expectations(tuning.known, depth)],
+                "decisions": [asdict(decision) for decision in decisions(tuning.known, depth)],
+            }
+            for depth, ms in measurement.ms.items()
+        ],
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    console = out if out.is_terminal else Console(theme=THEME, highlight=False, width=_PIPED_WIDTH)
+    console.print(report["key"], style="muted", markup=False, soft_wrap=True)
+    for at in report["depths"]:
+        console.print(_table(at))
+        for decision in at["decisions"]:
+            console.print(f"{decision['kind']}: {decision['reason']}", markup=False)
+
+
+def _table(at: dict[str, Any]) -> Table:
+    """One line for each width: a bar as long as its pass, and what it is expected to yield."""
+    table = Table(
+        title=f"behind {at['depth']} tokens", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("rows", justify="right")
+    table.add_column("ms a pass", justify="right")
+    table.add_column("")
+    for kind in at["expected"][0]["tokens"]:
+        table.add_column(f"{kind}: tokens", justify="right")
+        table.add_column("tok/s", justify="right")
+    table.add_column("chosen for", style="accent")
+    slowest = max(row["ms"] for row in at["expected"])
+    for row in at["expected"]:
+        figures = [
+            cell
+            for kind in row["tokens"]
+            for cell in (f"{row['tokens'][kind]:.2f}", f"{row['tokens_per_s'][kind]:.1f}")
+        ]
+        bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
+        chosen = [d["kind"] for d in at["decisions"] if d["block"] == row["width"]]
+        table.add_row(str(row["width"]), f"{row['ms']:.1f}", bar, *figures, ", ".join(chosen))
+    return table
