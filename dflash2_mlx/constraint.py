@@ -36,16 +36,16 @@ class Constraint:
     """
 
     def __init__(self, grammar: Grammar, tokenizer: Any, vocab_size: int) -> None:
-        from llguidance import LLMatcher
-
         self._grammar = grammar
-        self._matcher = LLMatcher(tokenizer, grammar.compiled(), log_level=0)
+        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_tokens = frozenset(tokenizer.eos_tokens)
         self._only_end = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
         for token in self._end_tokens:
             self._only_end[token // 32] |= np.uint32(1 << token % 32)
-        self._check()
+        self._committed: list[int] = []
+        self._matcher = self._fresh_matcher()
+        self._raise_error()
 
     @property
     def complete(self) -> bool:
@@ -54,17 +54,28 @@ class Constraint:
 
     def masks(self) -> np.ndarray:
         """The mask of the next token, as one row."""
-        return self._mask()[None]
+        mask = self._mask()
+        if mask is None:
+            self._matcher = self._fresh_matcher()
+            mask = self._mask()
+        if mask is None:
+            raise self._grammar.fault(self._matcher.get_error())
+        return mask[None]
 
     def commit(self, tokens: list[int]) -> None:
         """Go on by tokens that were emitted, which may end in an end token."""
-        left = tokens[self._matcher.try_consume_tokens(tokens) :]
-        self._check()
+        num_read = self._matcher.try_consume_tokens(tokens)
+        if self._matcher.is_error():
+            self._matcher = self._fresh_matcher()
+            num_read = _read_plainly(self._matcher, tokens)
+        self._raise_error()
+        left = tokens[num_read:]
         if left and not (self._matcher.is_stopped() and self._end_tokens.issuperset(left)):
             raise DFlashError(
                 f"token {left[0]} does not obey the {self._grammar.name}, and was emitted all the "
                 "same: the model's scores are not numbers; try --dtype float32"
             )
+        self._committed += tokens
 
     def forced(self, limit: int) -> Walk | None:
         """Up to `limit` tokens that the grammar leaves no choice about, or None."""
@@ -98,7 +109,7 @@ class Constraint:
         """Draft row by row, then leave the matcher where it was."""
         candidates, q = candidates.copy(), np.zeros(candidates.shape, dtype=np.float32)
         tokens: list[int] = []
-        masks, before = [self._mask()], 0
+        masks, before = [*self.masks()], 0
         for row, line in enumerate(candidates):
             if self._matcher.is_stopped():
                 break
@@ -107,22 +118,39 @@ class Constraint:
             if chosen is None:
                 break
             before, q[row] = chosen
-            if not self._matcher.try_consume_tokens([int(line[before])]):
+            if (mask := self._mask_behind(int(line[before]))) is None:
                 break
             tokens.append(int(line[before]))
-            masks.append(self._mask())
-        self._matcher.rollback(len(tokens))
+            masks.append(mask)
+        if self._matcher.is_error():
+            self._matcher = self._fresh_matcher()
+        else:
+            self._matcher.rollback(len(tokens))
         return Walk(tokens, candidates[: len(tokens)], q[: len(tokens)], np.stack(masks))
 
-    def _mask(self) -> np.ndarray:
-        if self._matcher.is_stopped():
-            return self._only_end
-        words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
-        self._check()
-        return words[: len(self._only_end)]
+    def _mask_behind(self, token: int) -> np.ndarray | None:
+        return self._mask() if self._matcher.try_consume_tokens([token]) else None
 
-    def _check(self) -> None:
-        # A matcher in trouble allows only end tokens: the answer would end as if it were whole.
+    def _mask(self) -> np.ndarray | None:
+        """The mask of the next token; None when the matcher gave up.
+
+        A matcher that gave up allows only end tokens: the answer would end as if it were whole.
+        """
+        if self._matcher.is_stopped():
+            return None if self._matcher.is_error() else self._only_end
+        words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        return None if self._matcher.is_error() else words[: len(self._only_end)]
+
+    def _fresh_matcher(self) -> Any:
+        # One that gave up on a draft never recovers. This one has seen only what was emitted, so
+        # it gives up where plain decoding would.
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, self._grammar.compiled(), log_level=0)
+        _read_plainly(matcher, self._committed)
+        return matcher
+
+    def _raise_error(self) -> None:
         if self._matcher.is_error():
             raise self._grammar.fault(self._matcher.get_error())
 
@@ -130,6 +158,15 @@ class Constraint:
         """Masks `[L, words]` as booleans `[L, V]` on the device."""
         bits = (mx.array(masks)[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
         return bits.reshape(len(masks), -1)[:, : self._vocab_size].astype(mx.bool_)
+
+
+def _read_plainly(matcher: Any, tokens: list[int]) -> int:
+    """Read tokens with a mask before each, as plain decoding does; returns how many were read."""
+    for count, token in enumerate(tokens):
+        matcher.compute_bitmask()
+        if not matcher.try_consume_tokens([token]):
+            return count
+    return len(tokens)
 
 
 def _bits(mask: np.ndarray, tokens: np.ndarray) -> np.ndarray:

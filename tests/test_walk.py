@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny import END, VOCAB
 
 from dflash2_mlx.constraint import Constraint, Walk, grammar_tokenizer
+from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.grammar import Grammar
 
 GRAMMARS = [
@@ -148,3 +149,24 @@ def test_behind_a_drafted_end_token_nothing_is_drafted() -> None:
 def test_temperatures_that_are_next_to_nothing_stay_numbers() -> None:
     found = walk(GRAMMARS[0], [[ord("a"), 260]], np.array([1.0, 30.0]), t=1e-40)
     assert found.q.tolist() == [[0.0, 1.0]]
+
+
+def outgrown(*, drafting: bool) -> int:
+    """How many tokens of a text are read before the matcher gives up on a grammar that it can."""
+    constraint = fresh(Grammar.regex("((a{1,100}b?){1,100}c?){1,100}"))
+    rng = np.random.default_rng(0)
+    for num_read, token in enumerate(b"aababab" * 40):
+        try:
+            if drafting:
+                lines = rng.choice([*b"abc"], (7, 1)).astype(np.uint32)
+                noise = np.zeros((7, 1), dtype=np.float32)
+                constraint.walk(lines, np.zeros((7, 1, 1), dtype=np.float32), noise, 0.0)
+            constraint.masks()
+            constraint.commit([token])
+        except InvalidRequest:
+            return num_read
+    raise AssertionError("the grammar was not too much for the matcher")
+
+
+def test_drafts_that_a_matcher_gives_up_on_do_not_end_an_answer_early() -> None:
+    assert outgrown(drafting=True) == outgrown(drafting=False) > 50
