@@ -58,6 +58,9 @@ class SamplingParams:
             raise InvalidRequest("stop holds an empty string; leave it out")
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.grammar, Grammar | None):
+            kind = type(self.grammar).__name__
+            raise InvalidRequest(f"grammar is a {kind}, expected a Grammar, as of Grammar.regex")
 
     def describe(self) -> str:
         """The fields in force in words, `temperature 0.7, top_p 0.9, seed 123`; "" when greedy."""

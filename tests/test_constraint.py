@@ -334,6 +334,16 @@ def test_log_probabilities_are_those_of_plain_decoding_among_tokens_that_obey() 
     assert any(len(entry.top) == 1 and entry.logprob == 0.0 for entry in plain.logprobs)
 
 
+@pytest.mark.parametrize("tolerance", [0.5, 5.0])
+def test_near_ties_inside_a_grammar_get_passes_of_their_own(tolerance: float) -> None:
+    conversation = start(held(tiny_pair(selector_top_k=VOCAB // 2)), GRAMMARS["regex"])
+    conversation.chooser._tolerance = tolerance
+    steps = list(steps_of(conversation, 4))
+    assert tuple(token for step in steps for token in step.tokens) == truth("regex")
+    assert any(step.in_doubt for step in steps)
+    assert any(step.from_draft for step in steps)
+
+
 @pytest.mark.parametrize("block", [1, 2, 8])
 def test_a_stop_string_ends_an_answer_inside_its_grammar(block: int) -> None:
     result = run(held(tiny_pair()), GRAMMARS["schema"], block, stop=('","n',))

@@ -6,6 +6,7 @@ import pytest
 from byte_bpe import byte_bpe
 from tiny import END, VOCAB, ByteTokenizer
 
+from dflash2_mlx import SamplingParams
 from dflash2_mlx.constraint import Constraint, grammar_tokenizer
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.grammar import MAX_FAULT, Grammar
@@ -89,6 +90,12 @@ def test_what_is_no_regex_or_lark_grammar_is_refused_in_one_line(
             use(grammar)
         assert "\n" not in str(refusal.value)
         assert "^" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [{"type": "object"}, "a+"])
+def test_what_is_no_grammar_is_no_sampling_field(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^grammar is a (dict|str), expected a Grammar"):
+        SamplingParams(grammar=value)
 
 
 def test_a_token_that_only_the_tokenizer_knows_of_is_named_and_the_line_stays_short() -> None:
