@@ -16,12 +16,21 @@ from dflash2_mlx.server.chat import chat
 from dflash2_mlx.server.completions import completions
 from dflash2_mlx.server.exchange import ClientGone, Desk
 from dflash2_mlx.server.failures import on_bug, on_error, on_http_error
-from dflash2_mlx.server.guard import Guard, Rules
+from dflash2_mlx.server.guard import Guard
 from dflash2_mlx.server.info import health, metrics, model, models
+from dflash2_mlx.server.messages import count, messages
+from dflash2_mlx.server.responses import responses
+from dflash2_mlx.server.rules import Rules
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-POSTS: dict[str, Endpoint] = {"/chat/completions": chat, "/completions": completions}
+POSTS: dict[str, Endpoint] = {
+    "/chat/completions": chat,
+    "/completions": completions,
+    "/responses": responses,
+    "/messages": messages,
+    "/messages/count_tokens": count,
+}
 GETS: dict[str, Endpoint] = {
     "/models": models,
     "/models/{name:path}": model,

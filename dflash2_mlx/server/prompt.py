@@ -35,23 +35,41 @@ def prepare(pair: Pair, ask: Ask) -> Prepared:
     if ask.prompt is not None:
         ids = pair.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
         return Prepared(ask, tuple(checked_prompt(pair, ids)), sampling, notes=ask.notes)
-    if not ask.messages:
-        raise InvalidRequest("messages is empty, expected at least one", "messages")
-    tools = () if ask.tool_choice == "none" else ask.tools
-    template, notes = template_of(pair), list(ask.notes)
-    messages, shown_tools, moved = fit_messages(template, ask.messages, tools)
-    variables = fit_variables(template, ask.template, notes)
-    if shown_tools:
-        variables["tools"] = shown_tools
-    ids = checked_prompt(pair, _encode(pair, messages, variables))
+    ids, notes = _rendered(pair, ask)
+    starts_in_reasoning = _starts_in_reasoning(pair, ids)
+    if starts_in_reasoning and sampling.grammar is not None:
+        ids, starts_in_reasoning = [*ids, *_end_of_thought(pair)], False
     return Prepared(
         ask,
-        tuple(ids),
+        tuple(checked_prompt(pair, ids)),
         sampling,
-        tools=tools,
-        starts_in_reasoning=_starts_in_reasoning(pair, ids),
-        notes=(*notes, *moved),
+        tools=_shown(ask),
+        starts_in_reasoning=starts_in_reasoning,
+        notes=notes,
     )
+
+
+def count_tokens(pair: Pair, ask: Ask) -> int:
+    """How long the prompt of messages is, also where it is longer than the model reads."""
+    return len(_rendered(pair, ask)[0])
+
+
+def _rendered(pair: Pair, ask: Ask) -> tuple[list[int], tuple[str, ...]]:
+    """The ids of messages, unchecked, and notes about what was moved to fit the template."""
+    if not ask.messages:
+        raise InvalidRequest("messages is empty, expected at least one", "messages")
+    template, notes = template_of(pair), list(ask.notes)
+    messages, tools, moved = fit_messages(template, ask.messages, _shown(ask))
+    variables = fit_variables(template, ask.template, notes)
+    if ask.grammar is not None and template.can_turn_thinking_off:
+        variables["enable_thinking"] = False  # a form holds from the first token on
+    if tools:
+        variables["tools"] = tools
+    return _encode(pair, messages, variables), (*notes, *moved)
+
+
+def _shown(ask: Ask) -> tuple[Tool, ...]:
+    return () if ask.tool_choice == "none" else ask.tools
 
 
 def _sampling(pair: Pair, ask: Ask) -> SamplingParams:
@@ -87,3 +105,9 @@ def _starts_in_reasoning(pair: Pair, ids: Sequence[int]) -> bool:
     """Whether the prompt ends in the tag that opens a thought."""
     tag = getattr(pair.tokenizer, "think_start", None)
     return bool(tag) and pair.tokenizer.decode(list(ids[-TAIL:])).rstrip().endswith(tag)
+
+
+def _end_of_thought(pair: Pair) -> list[int]:
+    """Closes a thought that the template opened and cannot leave out."""
+    closed = f"\n{pair.tokenizer.think_end}\n\n"
+    return list(pair.tokenizer.encode(closed, add_special_tokens=False))
