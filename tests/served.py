@@ -1,6 +1,8 @@
 """A server in process: a tiny real model that says what a script makes of its prompt."""
 
 import dataclasses
+import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +16,7 @@ from dflash2_mlx.server.answer import Answerer
 from dflash2_mlx.server.app import make_app
 from dflash2_mlx.server.exchange import Desk
 from dflash2_mlx.server.rules import Rules
+from dflash2_mlx.server.run import bind, make_server
 from dflash2_mlx.server.worker import Answer, Worker
 from dflash2_mlx.target import Target
 
@@ -114,9 +117,29 @@ def served(
         yield client
 
 
+@contextmanager
+def listening(
+    pair: Pair | None = None, rules: Rules | None = None, **options: Any
+) -> Iterator[Any]:
+    """The same on a real socket; yields its address and its worker."""
+    pair = pair or saying_pair()
+    worker = Worker(lambda: pair, Answerer(), **options)
+    worker.start()
+    worker.wait_until_loaded()
+    app = make_app(Desk(worker, ("tiny",)), rules)
+    with bind("127.0.0.1", 0) as sock:
+        sock.listen()  # who connects before the server accepts waits for it
+        server = make_server(app, worker)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        try:
+            yield sock.getsockname(), worker
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
 def chunks(response: Any) -> list[Any]:
     """The JSON of every `data:` line of a stream, and `[DONE]`."""
-    import json
-
     lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]

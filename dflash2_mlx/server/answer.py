@@ -10,8 +10,9 @@ from typing import Any, Literal
 from dflash2_mlx.chooser import TokenLogprobs
 from dflash2_mlx.generation import Generation, Result, stream_generate
 from dflash2_mlx.pair import BlockSize, Pair
-from dflash2_mlx.server.events import Ask, Done, Prefilling, Text, ToolStart, Usage
+from dflash2_mlx.server.events import Ask, Done, Event, Prefilling, Text, ToolStart, Usage
 from dflash2_mlx.server.prompt import Prepared, prepare
+from dflash2_mlx.server.segments import Segmenter
 from dflash2_mlx.server.worker import Tell
 from dflash2_mlx.text import Detokenizer
 
@@ -41,7 +42,7 @@ class Answerer:
             on_prefill=lambda done, total: tell(Prefilling(done, total)),
         )
         with closing(generation):
-            tell(Prefilling(0, len(prepared.ids)))
+            tell(Prefilling(0, len(prepared.ids) - 1))
             _tell_steps(pair, prepared, generation, tell)
 
 
@@ -77,15 +78,18 @@ class _Verbatim:
 
     num_reasoning = 0
 
-    def feed(self, text: str, tokens: int, from_draft: int) -> list[Any]:
+    def feed(self, text: str, tokens: int, from_draft: int) -> list[Event]:
         return [Text(text, tokens, from_draft)] if text or tokens else []
 
-    def finish(self, cut: bool) -> list[Any]:
+    def finish(self, cut: bool) -> list[Event]:
         return []
 
 
-def _reader(pair: Pair, prepared: Prepared) -> Any:
-    return _Verbatim()
+def _reader(pair: Pair, prepared: Prepared) -> "Segmenter | _Verbatim":
+    if prepared.ask.prompt is not None:
+        return _Verbatim()
+    starts = prepared.starts_in_reasoning
+    return Segmenter(pair.tokenizer, prepared.tools, starts_in_reasoning=starts)
 
 
 def _usage(result: Result, num_drafted: int, num_reasoning: int) -> Usage:
