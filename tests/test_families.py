@@ -20,7 +20,7 @@ from dflash2_mlx.target import Caches, Target
 PROMPT = [(7 * i * i + 3 * i) % 250 for i in range(61)]
 BLOCK = mx.arange(100, 108)
 BLOCK_SIZES = (2, 5, 8)
-NUM_TOKENS = 10
+NUM_TOKENS = 8
 CHUNKS = (2048, 7, 59)  # tokens that a prefill reads at a time; of the last, one is left over
 TOLERANCE = 1e-4
 
