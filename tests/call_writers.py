@@ -114,7 +114,9 @@ def _mistral(calls: list[Call]) -> str:
 
 
 def _pythonic(calls: list[Call]) -> str:
-    texts = [f"{n}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for n, given in calls]
+    texts = [
+        f"{n}({', '.join(f'{k}={json.dumps(v)}' for k, v in given.items())})" for n, given in calls
+    ]
     return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dflash2_mlx.server.events import Event, Text, Tool, ToolArguments, ToolStart
 from dflash2_mlx.server.loose_json import LooseJson, Run
+from dflash2_mlx.server.schemas import for_parsers
 
 NAME = re.compile(r"[\w.:/-]{1,128}")
 RAW = "raw"  # the argument that holds what was no JSON
@@ -99,7 +100,7 @@ class Parser:
 
     def __init__(self, tokenizer: Any, tools: Sequence[Tool]) -> None:
         self._parse = getattr(tokenizer, "tool_parser", None)
-        self._tools = [as_function(tool) for tool in tools]
+        self._tools = [for_parsers(tool) for tool in tools]
         self.names = frozenset(tool.name for tool in tools)
 
     def calls(self, text: str) -> list[Found]:
@@ -127,16 +128,6 @@ def recover(text: str, calls: Calls, parser: Parser, *, known_only: bool = True)
         calls.whole(text.strip(), "{}")
     else:
         calls.plain(text)
-
-
-def as_function(tool: Tool) -> dict[str, Any]:
-    """A tool as OpenAI, mlx-lm's parsers and chat templates write it."""
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": dict(tool.parameters),
-    }
-    return {"type": "function", "function": function}
 
 
 def as_object(arguments: Any) -> str:

@@ -11,12 +11,12 @@ from call_writers import THINK, WRITERS, Call, tokenizer_of, tool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash2_mlx.server.calls import as_function
 from dflash2_mlx.server.events import Event, Reasoning, Text, Tool, ToolArguments, ToolStart
+from dflash2_mlx.server.schemas import for_parsers
 from dflash2_mlx.server.segments import Segmenter, opens_reasoning
 
 TOOLS = (tool("find", what="string", number="integer", where="object"), tool("now"))
-FUNCTIONS = [as_function(tool) for tool in TOOLS]
+FUNCTIONS = [for_parsers(tool) for tool in TOOLS]
 STYLES = sorted(WRITERS)
 CALLS: list[Call] = [("find", {"what": "a b", "number": 3}), ("now", {})]
 
