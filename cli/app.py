@@ -8,6 +8,7 @@ import typer
 
 import dflash2_mlx
 from dflash2_mlx.cli.chat import chat
+from dflash2_mlx.cli.connect import connect
 from dflash2_mlx.cli.console import complain, out
 from dflash2_mlx.cli.doctor import doctor
 from dflash2_mlx.cli.generate import generate
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, generate, serve, models, pull, tune, doctor, verify):
+for command in (chat, generate, serve, connect, models, pull, tune, doctor, verify):
     app.command()(command)
 
 

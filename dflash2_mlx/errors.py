@@ -12,6 +12,7 @@
     │   └── NotAllowed          a key that is missing or wrong
     ├── ServerBusy          the queue of requests is full, or the server is closing
     ├── EngineFailed        the engine broke down under a request
+    ├── ConnectFailed       no server answers, or a client's file cannot be merged into
     └── RewindFailed        a cache was asked to go back further than it can
 
 Each message is one line: what was seen, what was expected, what to do. The command line prints it
@@ -106,6 +107,12 @@ class EngineFailed(DFlashError):
     status = 503
     code = "engine_failed"
     retry_after_s: ClassVar[int] = 1
+
+
+class ConnectFailed(DFlashError):
+    """No server answers, or a client's file cannot be merged into."""
+
+    code = "connect_failed"
 
 
 class RewindFailed(DFlashError):
