@@ -53,6 +53,8 @@ def _tell_steps(pair: Pair, prepared: Prepared, generation: Generation, tell: Te
         events = reader.feed(step.text, len(step.tokens), step.from_draft)
         calls += sum(isinstance(event, ToolStart) for event in events)
         tell(*events)
+        if reader.done:
+            break
     result = generation.result
     events = reader.finish(result.finish_reason == "length")
     calls += sum(isinstance(event, ToolStart) for event in events)
@@ -77,6 +79,7 @@ class _Verbatim:
     """Reads an answer to a raw prompt: all of it is text."""
 
     num_reasoning = 0
+    done = False
 
     def feed(self, text: str, tokens: int, from_draft: int) -> list[Event]:
         return [Text(text, tokens, from_draft)] if text or tokens else []
@@ -88,8 +91,12 @@ class _Verbatim:
 def _reader(pair: Pair, prepared: Prepared) -> "Segmenter | _Verbatim":
     if prepared.ask.prompt is not None:
         return _Verbatim()
-    starts = prepared.starts_in_reasoning
-    return Segmenter(pair.tokenizer, prepared.tools, starts_in_reasoning=starts)
+    return Segmenter(
+        pair.tokenizer,
+        prepared.tools,
+        starts_in_reasoning=prepared.starts_in_reasoning,
+        parallel=prepared.ask.parallel_tool_calls,
+    )
 
 
 def _usage(result: Result, num_drafted: int, num_reasoning: int) -> Usage:

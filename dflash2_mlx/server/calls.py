@@ -29,9 +29,12 @@ class Calls:
     """Events in order: what readers find, as pieces, goes out as few events as possible."""
 
     def __init__(
-        self, make_id: Callable[[], str], without_tags: Callable[[str], str] = str
+        self,
+        make_id: Callable[[], str],
+        without_tags: Callable[[str], str] = str,
+        limit: int | None = None,
     ) -> None:
-        self._make_id, self._without_tags = make_id, without_tags
+        self._make_id, self._without_tags, self._limit = make_id, without_tags, limit
         self._ids: set[str] = set()
         self._events: list[Event] = []
         self._pieces: list[str] = []
@@ -41,6 +44,11 @@ class Calls:
     def open(self) -> bool:
         """Whether a call has begun and not ended."""
         return self.num_started > self.num_ended
+
+    @property
+    def full(self) -> bool:
+        """Whether as many calls as allowed are whole: what follows is dropped."""
+        return self._limit is not None and self.num_ended >= self._limit
 
     def start(self, name: str, id_: str | None = None) -> None:
         """Begin a call; `id_` is the model's own, kept unless it was used before."""
@@ -56,6 +64,7 @@ class Calls:
 
     def end(self) -> None:
         """The open call is whole."""
+        self._flush()
         self.num_ended = self.num_started
 
     def whole(self, name: str, arguments: str, id_: str | None = None) -> None:
@@ -72,7 +81,8 @@ class Calls:
     def say(self, event: Event) -> None:
         """Another event, behind what was written so far."""
         self._flush()
-        self._events.append(event)
+        if not self.full:
+            self._events.append(event)
 
     def take(self) -> list[Event]:
         """The events since the last time."""
@@ -81,7 +91,7 @@ class Calls:
         return events
 
     def _flush(self) -> None:
-        if json_text := "".join(self._pieces):
+        if (json_text := "".join(self._pieces)) and not self.full:
             self._events.append(ToolArguments(self.num_started - 1, json_text))
         self._pieces = []
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.generation import checked_prompt
+from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.server.events import Ask, Message, Tool
+from dflash2_mlx.server.forced import ToolGrammar, grammar_for_tools
+from dflash2_mlx.server.segments import opens_reasoning
 from dflash2_mlx.server.template import fit_messages, fit_variables, template_of
-
-TAIL = 32  # ids at a prompt's end that can hold the tag which opens a thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,14 @@ def prepare(pair: Pair, ask: Ask) -> Prepared:
 
     Raises `InvalidRequest` (`ContextExceeded` where the prompt is too long) naming the field.
     """
-    sampling = _sampling(pair, ask)
+    held = _held(pair, ask)
+    sampling = _sampling(pair, ask, held.grammar)
     if ask.prompt is not None:
         ids = pair.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
         return Prepared(ask, tuple(checked_prompt(pair, ids)), sampling, notes=ask.notes)
     ids, notes = _rendered(pair, ask)
-    starts_in_reasoning = _starts_in_reasoning(pair, ids)
-    if starts_in_reasoning and sampling.grammar is not None:
+    starts_in_reasoning = opens_reasoning(pair.tokenizer, ids, pair.end_tokens)
+    if starts_in_reasoning and _holds_at_once(ask):
         ids, starts_in_reasoning = [*ids, *_end_of_thought(pair)], False
     return Prepared(
         ask,
@@ -45,7 +47,7 @@ def prepare(pair: Pair, ask: Ask) -> Prepared:
         sampling,
         tools=_shown(ask),
         starts_in_reasoning=starts_in_reasoning,
-        notes=notes,
+        notes=(*notes, *held.notes),
     )
 
 
@@ -61,7 +63,7 @@ def _rendered(pair: Pair, ask: Ask) -> tuple[list[int], tuple[str, ...]]:
     template, notes = template_of(pair), list(ask.notes)
     messages, tools, moved = fit_messages(template, ask.messages, _shown(ask))
     variables = fit_variables(template, ask.template, notes)
-    if ask.grammar is not None and template.can_turn_thinking_off:
+    if _holds_at_once(ask) and template.can_turn_thinking_off:
         variables["enable_thinking"] = False  # a form holds from the first token on
     if tools:
         variables["tools"] = tools
@@ -72,14 +74,27 @@ def _shown(ask: Ask) -> tuple[Tool, ...]:
     return () if ask.tool_choice == "none" else ask.tools
 
 
-def _sampling(pair: Pair, ask: Ask) -> SamplingParams:
-    given = dict(ask.sampling)
+def _held(pair: Pair, ask: Ask) -> ToolGrammar:
+    """What the answer is held to: a form, a forced call, strict schemas, or nothing."""
     if ask.grammar is not None:
         ask.grammar.check()
+    if ask.prompt is not None:
+        return ToolGrammar(ask.grammar)
+    parallel = ask.parallel_tool_calls
+    return grammar_for_tools(pair.tokenizer, ask.tools, ask.tool_choice, parallel, ask.grammar)
+
+
+def _holds_at_once(ask: Ask) -> bool:
+    """Whether the answer begins in a form or a forced call, and leaves no room for a thought."""
+    return ask.grammar is not None or (bool(ask.tools) and ask.tool_choice not in ("auto", "none"))
+
+
+def _sampling(pair: Pair, ask: Ask, grammar: Grammar | None) -> SamplingParams:
+    given = dict(ask.sampling)
     if ask.max_tokens is not None and ask.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {ask.max_tokens}, expected at least 1", "max_tokens")
     try:
-        return replace(pair.sampling(**given), grammar=ask.grammar)
+        return replace(pair.sampling(**given), grammar=grammar)
     except InvalidRequest as error:
         names = {field.name for field in fields(SamplingParams)}
         error.param = next((word for word in str(error).split() if word in names), None)
@@ -99,12 +114,6 @@ def _encode(pair: Pair, messages: Sequence[Message], variables: dict[str, Any]) 
             raise
         ids = pair.encode_chat(messages[:-1], **variables)
         return ids + list(pair.tokenizer.encode(last["content"], add_special_tokens=False))
-
-
-def _starts_in_reasoning(pair: Pair, ids: Sequence[int]) -> bool:
-    """Whether the prompt ends in the tag that opens a thought."""
-    tag = getattr(pair.tokenizer, "think_start", None)
-    return bool(tag) and pair.tokenizer.decode(list(ids[-TAIL:])).rstrip().endswith(tag)
 
 
 def _end_of_thought(pair: Pair) -> list[int]:

@@ -30,7 +30,12 @@ class Segmenter:
     """
 
     def __init__(
-        self, tokenizer: Any, tools: Sequence[Tool], *, starts_in_reasoning: bool = False
+        self,
+        tokenizer: Any,
+        tools: Sequence[Tool],
+        *,
+        starts_in_reasoning: bool = False,
+        parallel: bool = True,
     ) -> None:
         self._style = style_name(tokenizer)
         start, self._call_end = _call_tags(tokenizer)
@@ -39,7 +44,9 @@ class Segmenter:
         if tools:
             self._add_calls(start)
         self._marks = {state: Marks(edges) for state, edges in self._edges.items()}
-        self._calls = Calls(lambda: new_id(self._style), self._marks[NORMAL].without)
+        self._calls = Calls(
+            lambda: new_id(self._style), self._marks[NORMAL].without, limit=None if parallel else 1
+        )
         self._lone_json = _lone_json(tools) if tools else None
         self._section: Tagged | Bare | None = None
         first = getattr(tokenizer, "response_initial_state", None)
@@ -52,9 +59,9 @@ class Segmenter:
         self.num_reasoning = 0  # tokens, the closing tag included
 
     @property
-    def num_calls(self) -> int:
-        """Tool calls that are whole."""
-        return self._calls.num_ended
+    def done(self) -> bool:
+        """Whether nothing more can come: a lone call was asked for, and it is whole."""
+        return self._calls.full
 
     def feed(self, text: str, tokens: int = 0, from_draft: int = 0) -> list[Event]:
         """The events that `text` makes certain.
@@ -265,9 +272,10 @@ def opens_reasoning(
 
     A tag inside an earlier turn, which ended in one of `end_tokens`, does not count.
     """
-    if not getattr(tokenizer, "think_start_tokens", None):
+    think_start = getattr(tokenizer, "think_start", None)
+    if not think_start:
         return False
     ids = list(prompt_ids)
-    opened = tokenizer.rfind_think_start(ids)
-    closed = tokenizer.rfind_think_end(ids)
-    return bool(opened > closed and not set(end_tokens).intersection(ids[opened:]))
+    ends = (place for place in range(len(ids), 0, -1) if ids[place - 1] in end_tokens)
+    turn = tokenizer.decode(ids[next(ends, 0) :])
+    return bool(turn.rfind(think_start) > turn.rfind(tokenizer.think_end))

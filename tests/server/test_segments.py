@@ -218,30 +218,21 @@ def test_text_counts_its_tokens_and_those_drafted() -> None:
     assert sum(event.from_draft for event in events) == 5
 
 
-IDS = {"<think>": 1, "</think>": 2, "end": 3, "word": 9}
-
-
 @pytest.mark.parametrize(
     ("prompt", "opens"),
     [
-        ("word <think>", True),
-        ("word <think> word", True),
-        ("<think> </think> end <think> word", True),
-        ("<think> </think>", False),
-        ("word <think> word end word", False),  # a user's words
-        ("word", False),
+        ("hi|<think>", True),
+        ("hi|<think>\n", True),
+        ("hi|<think>so far", True),
+        ("<think>a</think>|hi|<think>", True),
+        ("hi|<think>\n\n</think>\n\n", False),
+        ("what is <think>?|", False),
+        ("hi|", False),
     ],
 )
 def test_the_prompts_end_tells_whether_a_thought_is_open(prompt: str, opens: bool) -> None:
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-    tokenizer = tokenizer_of(
-        None,
-        think_start_tokens=(1,),
-        rfind_think_start=lambda ids: TokenizerWrapper._find(ids, (1,), reverse=True),
-        rfind_think_end=lambda ids: TokenizerWrapper._find(ids, (2,), reverse=True),
-    )
-    assert opens_reasoning(tokenizer, [IDS[word] for word in prompt.split()], {3}) is opens
+    tokenizer = tokenizer_of(None, decode=lambda ids: "".join(map(chr, ids)))
+    assert opens_reasoning(tokenizer, [ord(char) for char in prompt], {ord("|")}) is opens
     assert not opens_reasoning(tokenizer_of(None, None), [1])
 
 
@@ -276,7 +267,7 @@ def test_a_name_and_each_piece_of_arguments_come_at_once() -> None:
     assert reader.feed('ments": {"what": "a') == [ToolArguments(0, '{"what": "a')]
     assert reader.feed("b\\") == [ToolArguments(0, "b")]
     assert reader.feed('n"}}') == [ToolArguments(0, '\\n"}')]
-    assert (reader.feed("</tool_call>"), reader.num_calls) == ([], 1)
+    assert reader.feed("</tool_call>") == []
 
 
 def test_markup_gives_an_argument_when_it_closes() -> None:
@@ -307,6 +298,16 @@ def test_a_models_own_ids_are_kept_and_mistrals_are_nine_characters() -> None:
     ids = [event.id for event in events if isinstance(event, ToolStart)]
     assert ids[0] == "abc123DEF"
     assert re.fullmatch(r"[A-Za-z0-9]{9}", ids[1])
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_lone_call_ends_the_answer_if_only_one_was_asked_for(style: str) -> None:
+    said = WRITERS[style]([("find", {"what": "x"}), ("now", {})]) + " and more"
+    reader = Segmenter(tokenizer_of(style), TOOLS, parallel=False)
+    events = [event for char in said for event in reader.feed(char)]
+    assert reader.done or style == "mistral"  # which ends its calls with the answer
+    assert calls_of([*events, *reader.finish(cut=False)]) == [("find", {"what": "x"})]
+    assert text_of(events) == ""
 
 
 # Calls written otherwise than the template shows (V08)
