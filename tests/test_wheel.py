@@ -12,9 +12,9 @@ import pytest
 
 from dflash2_mlx import wheel
 from dflash2_mlx.catalogue import Gguf, load_catalogue
-from dflash2_mlx.folders import build_once
 from dflash2_mlx.errors import DownloadFailed
 from dflash2_mlx.fetch import cached_folder, target_folder
+from dflash2_mlx.folders import build_once
 from dflash2_mlx.wheel import Wheel
 
 CONTENT = b"GGUF" + bytes(3000)
