@@ -17,12 +17,12 @@ BODY_S = 60.0  # a body of this size takes far less on a local network
 Model = TypeVar("Model", bound=BaseModel)
 
 
-async def read_body(request: Request, model: type[Model], max_bytes: int = MAX_BYTES) -> Model:
+async def read_body(request: Request, model: type[Model]) -> Model:
     """The JSON body as a model.
 
     Raises `BodyTooLarge`, or `InvalidRequest` naming the first field that is wrong.
     """
-    content = _parsed(await _bytes(request, max_bytes))
+    content = _parsed(await _bytes(request, MAX_BYTES))
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -3,6 +3,7 @@
 import socket
 import threading
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,16 +18,22 @@ LAST_WORDS_S = 5  # for connections to end after their requests were told
 def bind(host: str, port: int) -> socket.socket:
     """A socket that does not listen yet; raises `InvalidRequest` when the address is taken."""
     try:
-        (family, *_, address), *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return _bound(socket.socket(family, socket.SOCK_STREAM), address)
     except (OSError, OverflowError, UnicodeError) as error:
         words = getattr(error, "strerror", None) or error
         raise InvalidRequest(f"cannot listen on {host}:{port}: {words}; try --port") from None
-    return taken
+
+
+def _bound(made: socket.socket, address: Any) -> socket.socket:
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 class _Server(uvicorn.Server):
