@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import dflash2_mlx
+from dflash2_mlx.cli.bench import bench
 from dflash2_mlx.cli.chat import chat
 from dflash2_mlx.cli.connect import connect
 from dflash2_mlx.cli.console import complain, out
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, generate, serve, connect, models, pull, tune, doctor, verify):
+for command in (chat, generate, serve, connect, models, pull, tune, bench, doctor, verify):
     app.command()(command)
 
 
