@@ -2,13 +2,14 @@
 
 import json
 import logging
+import socket
 import threading
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import saying_pair, served
+from served import listening, saying_pair, served
 from typer.testing import CliRunner
 
 from dflash2_mlx.cli.app import app as program
@@ -164,6 +165,27 @@ def test_a_schema_is_limited_in_size(http: Any, field: str) -> None:
     refused = http.post(PATH, json={**CHAT, field: [tool] if field == "tools" else form})
     assert refused.status_code == 413
     assert "characters" in error(refused)["message"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: local"])
+def test_a_head_that_does_not_end_closes_its_connection_and_only_that(monkeypatch, sent) -> None:
+    monkeypatch.setattr("dflash2_mlx.server.run.HEAD_S", 0.05)
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with listening() as (address, _), socket.create_connection(address, timeout=20) as slow:
+        for _ in range(2):
+            with socket.create_connection(address, timeout=20) as sound:
+                sound.sendall(whole)
+                assert b" 200 " in sound.recv(4096)
+        slow.sendall(sent)
+        assert slow.recv(4096) == b""
+
+
+def test_a_body_that_does_not_end_is_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash2_mlx.server.body.BODY_S", 0.05)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{"
+    with listening() as (address, _), socket.create_connection(address, timeout=20) as slow:
+        slow.sendall(head.encode())
+        assert b" 400 " in slow.recv(4096)
 
 
 def test_a_full_line_is_a_503_that_says_when_to_try_again() -> None:
