@@ -193,7 +193,7 @@ async def stream(
                 yield sse.comment(waiting(event))
                 yield chunk({}, dflash=_progress(event))
             case Reasoning(text=text):
-                yield chunk({"reasoning_content": text})
+                yield chunk({"reasoning_content": text}, dflash=_origin(event))
             case Text():
                 if event.text:
                     yield chunk({"content": event.text}, dflash=_origin(event))
@@ -277,7 +277,7 @@ def _progress(event: Queued | Prefilling) -> dict[str, Any]:
     return {"prefill": [event.done, event.total]}
 
 
-def _origin(event: Text) -> dict[str, int]:
+def _origin(event: Text | Reasoning) -> dict[str, int]:
     return {"tokens": event.tokens, "from_draft": event.from_draft}
 
 

@@ -65,9 +65,11 @@ class Prefilling:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of the model's thinking."""
+    """A piece of the model's thinking: `tokens` of them, the draft proposed `from_draft`."""
 
     text: str
+    tokens: int = 0
+    from_draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,10 +174,8 @@ class Segmenter:
     def _emit(self, piece: "_Piece") -> None:
         if not piece.text:
             return
-        thought = self._state == REASONING
-        self._calls.say(
-            Reasoning(piece.text) if thought else Text(piece.text, piece.tokens, piece.from_draft)
-        )
+        kind = Reasoning if self._state == REASONING else Text
+        self._calls.say(kind(piece.text, piece.tokens, piece.from_draft))
 
 
 @dataclass(frozen=True, slots=True)
