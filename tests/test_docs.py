@@ -12,7 +12,14 @@ import pytest
 import dflash2_mlx
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/commands.md", "docs/families.md")
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/commands.md",
+    "docs/families.md",
+    "docs/tuning.md",
+)
 
 
 def run_docs(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
