@@ -19,6 +19,7 @@ from dflash2_mlx.server.failures import on_bug, on_error, on_http_error
 from dflash2_mlx.server.guard import Guard
 from dflash2_mlx.server.info import health, metrics, model, models
 from dflash2_mlx.server.messages import count, messages
+from dflash2_mlx.server.page import page
 from dflash2_mlx.server.responses import responses
 from dflash2_mlx.server.rules import Rules
 
@@ -54,7 +55,8 @@ def make_app(desk: Desk, rules: Rules | None = None) -> Starlette:
             for paths, method in ((POSTS, "POST"), (GETS, "GET"))
             for path, endpoint in paths.items()
             for route in _routes(path, endpoint, method)
-        ],
+        ]
+        + [Route("/", page)],
         middleware=[Middleware(Guard, rules), *_cors(rules)],
         exception_handlers={
             DFlashError: on_error,
