@@ -322,6 +322,8 @@ class Pilot:
         if self.parked:
             return f"parked: drafting would run at {gain:.2f}x of plain decoding (block {best})"
         width = self._running or best
+        if gain < 1.0:
+            return f"block {width}, to see how many drafts stand in this text"
         lifted = f", more than {self._cap} rows by measured times" if self.cap_lifted else ""
         return f"block {width}, expected {gain:.2f}x of plain decoding{lifted}"
 

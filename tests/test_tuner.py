@@ -191,6 +191,12 @@ def test_a_running_block_is_described_with_its_gain() -> None:
     assert pilot.describe(DEPTH) == "block 4, expected 2.26x of plain decoding"
 
 
+def test_a_block_that_runs_to_find_out_is_not_described_as_a_gain() -> None:
+    pilot = Pilot(LiveCurve(Curve({1: 10.0, 4: 30.0})), Acceptance.unknown(PLACES), measured=True)
+    assert pilot.choose(DEPTH) == 4
+    assert pilot.describe(DEPTH) == "block 4, to see how many drafts stand in this text"
+
+
 # Parking, probes, coming back
 
 
