@@ -56,16 +56,22 @@ def measure(pair: Pair, progress: Progress | None = None) -> Measurement:
     ms: dict[int, dict[int, float]] = {}
     spread, passes, depth = 1.0, 0, min(SHALLOW, len(text) // 2)
     while depth:
-        before_s = time.perf_counter()
-        conversation = Conversation(pair.target, pair.drafter)
-        conversation.prefill(text[: depth + 1])
-        prefill_s = time.perf_counter() - before_s
-        times = time_widths(conversation, widths, progress)
+        times, prefill_s = _times_behind(pair, text[: depth + 1], progress)
         spread = max(spread, check_steady(times[1]))
         ms[depth] = {width: typical(times[width]) for width in widths}
         passes += sum(map(len, times.values()))
         depth = deeper(depth, prefill_s, len(text) - 1) if len(ms) == 1 else 0
     return Measurement(curve_of(ms), ms, spread, passes, time.perf_counter() - started_s)
+
+
+def _times_behind(pair: Pair, text: list[int], progress: Progress | None) -> tuple[Times, float]:
+    """Times of passes behind a text, and the seconds that reading it took."""
+    assert pair.tuning is not None
+    started_s = time.perf_counter()
+    conversation = Conversation(pair.target, pair.drafter)
+    conversation.prefill(text)
+    prefill_s = time.perf_counter() - started_s
+    return time_widths(conversation, pair.tuning.curve.widths, progress), prefill_s
 
 
 def time_widths(
