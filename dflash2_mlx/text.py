@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dflash2_mlx.tags import tag_ids
+
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 
@@ -70,11 +72,12 @@ class Detokenizer:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids that never show as text: end of turn, padding and the like, but not tool or thinking
-    tags that the tokenizer declares as ordinary tokens."""
+    """The ids that never show as text: end of turn, padding and the like, but no tags of thoughts
+    and tool calls, be they ordinary tokens or special ones."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     named = getattr(tokenizer, "all_special_ids", ())
-    return frozenset(named) | {id_ for id_, token in added.items() if token.special}
+    special = frozenset(named) | {id_ for id_, token in added.items() if token.special}
+    return special - tag_ids(tokenizer)
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
