@@ -173,7 +173,7 @@ def test_a_planted_mistake_is_caught(mistake: str | None, monkeypatch: pytest.Mo
         monkeypatch.setattr(*MISTAKES[mistake])
     params = SamplingParams(temperature=0.5, **ALL_PENALTIES)
     finding = examine(toy("good"), params, 4, num_draws=ENOUGH)
-    assert finding.p_value < 1e-6 if mistake else finding.passed, finding
+    assert finding.p_value < 1e-6 if mistake else finding.p_value > 1e-4, finding
 
 
 @pytest.mark.parametrize(
