@@ -29,7 +29,7 @@ from dflash2_mlx.server.events import (
 )
 from dflash2_mlx.server.exchange import Desk, attend
 from dflash2_mlx.server.fields import read_choice, read_form, read_tools
-from dflash2_mlx.server.responses_input import read_input
+from dflash2_mlx.server.responses_input import flat_tools, namespaces, read_input
 from dflash2_mlx.server.responses_items import CallItem, Item, MessageItem, Payload, ReasoningItem
 from dflash2_mlx.server.shaping import plain
 
@@ -74,7 +74,7 @@ def to_ask(body: ResponsesRequest) -> Ask:
     refuse(body, UNSUPPORTED)
     if "message.output_text.logprobs" in (body.include or ()):
         raise UnsupportedField("include: log probabilities are in /v1/chat/completions", "include")
-    choice, box = read_choice(body.tool_choice, read_tools(body.tools))
+    choice, box = read_choice(body.tool_choice, read_tools(flat_tools(body.tools)))
     history = read_input(body.input, body.instructions)
     skipped = ", ".join(dict.fromkeys(history.skipped))
     notes = (f"input items of these kinds were skipped: {skipped}",) if skipped else ()
@@ -181,7 +181,7 @@ class Writer:
             case Text(text=text) if text:
                 yield from self._add(text, MessageItem(*self._next("msg")))
             case ToolStart():
-                yield from self._begin(CallItem(*self._next("fc"), event.id, event.name))
+                yield from self._begin(self._call(event))
             case ToolArguments(json=text) if self._open is not None and text:
                 yield from self._open.add(text)
             case Done():
@@ -201,6 +201,10 @@ class Writer:
         self._open = item
         self._items.append(item)
         yield from item.open()
+
+    def _call(self, start: ToolStart) -> CallItem:
+        namespace, name = namespaces(self.body.tools).get(start.name, (None, start.name))
+        return CallItem(*self._next("fc"), start.id, name, namespace)
 
     def _next(self, prefix: str) -> tuple[str, int]:
         """Id and place of the next item."""

@@ -1,4 +1,4 @@
-"""What a client sends to /v1/responses as input: items, gathered into messages."""
+"""What a client sends to /v1/responses: items, gathered into messages, and tools in namespaces."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class History:
             given = json.dumps(given)
         elif arguments == "input":
             given = json.dumps({"input": given})
-        name = item.get("name", "local_shell")
+        name = flat_name(item.get("namespace"), str(item.get("name", "local_shell")))
         call = {"id": _call_id(item, place), "function": {"name": name, "arguments": given}}
         self._turn().setdefault("tool_calls", []).append(call)
 
@@ -81,6 +81,38 @@ class History:
             turn["reasoning_content"], self._thought = self._thought, ""
         self.messages.append(turn)
         return turn
+
+
+def flat_name(namespace: Any, name: str) -> str:
+    """What the model knows a function of a namespace as."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def flat_tools(tools: Sequence[Any] | None) -> list[Any]:
+    """The tools, those of namespaces as plain functions; Codex has one for each MCP server."""
+    found: list[Any] = []
+    for tool in tools or ():
+        found += [{**inner, "name": flat} for flat, inner in _inner(tool)] or [tool]
+    return found
+
+
+def namespaces(tools: Sequence[Any] | None) -> dict[str, tuple[str, str]]:
+    """For each flat name of a function in a namespace, both of its names."""
+    return {
+        flat: (tool["name"], inner["name"]) for tool in tools or () for flat, inner in _inner(tool)
+    }
+
+
+def _inner(tool: Any) -> list[tuple[str, Any]]:
+    """Functions in a namespace with their flat names; none where it is something else."""
+    if not isinstance(tool, Mapping) or tool.get("type") != "namespace":
+        return []
+    listed = tool.get("tools")
+    return [
+        (flat_name(tool.get("name"), inner["name"]), inner)
+        for inner in (listed if isinstance(listed, list) else ())
+        if isinstance(inner, Mapping) and isinstance(inner.get("name"), str)
+    ]
 
 
 def read_input(items: str | Sequence[Any], instructions: str | None) -> History:

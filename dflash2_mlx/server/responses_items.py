@@ -107,6 +107,7 @@ class CallItem:
     index: int
     call_id: str
     name: str
+    namespace: str | None = None
     text: str = ""
 
     def open(self) -> Iterator[Payload]:
@@ -135,6 +136,7 @@ class CallItem:
             "id": self.id,
             "call_id": self.call_id,
             "name": self.name,
+            **({"namespace": self.namespace} if self.namespace else {}),
             "arguments": self.text,
             "status": status,
         }

@@ -282,6 +282,27 @@ def test_tools_of_other_kinds_are_skipped_and_noted() -> None:
     assert asked.notes == ("tools of these kinds were skipped: custom (apply_patch), local_shell",)
 
 
+def test_functions_in_a_namespace_are_flat_for_the_model_and_not_for_the_client() -> None:
+    tools = [{"type": "namespace", "name": "mcp__toy", "description": "d", "tools": [FIND]}, FIND]
+    called = {"type": "function_call", "call_id": "c", "namespace": "mcp__toy", "name": "find"}
+    asked = ask_of([{**called, "arguments": "{}"}], tools=tools)
+    assert [tool.name for tool in asked.tools] == ["mcp__toy__find", "find"]
+    assert asked.messages[0]["tool_calls"][0]["function"]["name"] == "mcp__toy__find"
+    told = (*call(0, "mcp__toy__find", "{}"), *call(1, "find", "{}"), done("tool_calls"))
+    items = streamed(*told, tools=tools)[-1]["response"]["output"]
+    assert [(item.get("namespace"), item["name"]) for item in items] == [
+        ("mcp__toy", "find"),
+        (None, "find"),
+    ]
+
+
+@pytest.mark.parametrize("tools", [None, [], [{}], [3], [{"name": 3, "tools": 3}], ["x", [1]]])
+def test_a_strange_namespace_is_no_crash(tools: Any) -> None:
+    body = {"input": "hi", "tools": [{"type": "namespace", "name": "n", "tools": tools}]}
+    with served(answer=saying(done())) as client:
+        assert client.post("/v1/responses", json=body).status_code == 200
+
+
 def test_fields_reach_the_engine_under_its_own_names() -> None:
     asked = ask_of(
         temperature=0.5,
