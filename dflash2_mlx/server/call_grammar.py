@@ -13,6 +13,7 @@ from dflash2_mlx.server.styles import JSON, style_name
 from dflash2_mlx.server.toolless import CALL_END, CALL_START
 
 _PLAIN_NAME = regex.compile(r"[^\s<>\"'&]+")
+_TEXT_RULES = frozenset({"pattern", "format", "minLength", "maxLength"})
 _IDENTIFIER = regex.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -92,8 +93,9 @@ class MarkupCall:
         opens = lark.text(self.opens.replace("{key}", key))
         if self.quotes_text or not _may_be_text(schema):
             return lark.rule(f"{opens} {lark.json(schema)} {lark.text(self.ends)}")
-        if (choices := _choices(schema)) is not None:
-            values = lark.either(lark.text(choice) for choice in choices)
+        choices = _choices(schema)
+        if choices and "" not in choices:
+            values = lark.either(lark.text("null" if c is None else c) for c in choices)
             return lark.rule(f"{opens} {values} {lark.text(self.ends)}")
         return lark.rule(f"{opens} {lark.until(self.ends)}")
 
@@ -219,12 +221,22 @@ def _properties(tool: Tool) -> Mapping[str, Any]:
 def _may_be_text(schema: Mapping[str, Any]) -> bool:
     """Whether a string fits; those stand without quotes."""
     if (choices := _choices(schema)) is not None:
-        return any(choices) and all(isinstance(choice, str) for choice in choices)
+        return any(choices) and all(c is None or isinstance(c, str) for c in choices)
     kinds = schema.get("type")
     options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
     if kinds is None and "$ref" not in schema:
         return not options or any(_may_be_text(option) for option in options)
     return "string" in (kinds if isinstance(kinds, list) else [kinds])
+
+
+def left_open(writing: Writing, tool: Tool) -> str | None:
+    """A note about what a form does not hold texts to; they stand without quotes there."""
+    if not isinstance(writing, MarkupCall) or writing.quotes_text:
+        return None
+    held = {key for schema in _properties(tool).values() for key in _TEXT_RULES & set(schema)}
+    if not held:
+        return None
+    return f"texts in arguments of {tool.name} are not held to {', '.join(sorted(held))}"
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.grammar import Grammar
-from dflash2_mlx.server.call_grammar import Frame, as_object_schema, writing_for
+from dflash2_mlx.server.call_grammar import Frame, as_object_schema, left_open, writing_for
 from dflash2_mlx.server.events import Tool, ToolChoice
 from dflash2_mlx.server.lark import Lark
 
@@ -52,7 +52,9 @@ def grammar_for_tools(
         start = _amid_text(lark, tokenizer, writing.frame, call, parallel)
     else:
         start = calls
-    return ToolGrammar(Grammar.lark(lark.source(start)), (*notes, note) if note else notes)
+    open_texts = [left_open(writing, tool) for tool in chosen if tool.strict]
+    told = (*notes, *(found for found in (note, *open_texts) if found))
+    return ToolGrammar(Grammar.lark(lark.source(start)), told)
 
 
 def _chosen(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:

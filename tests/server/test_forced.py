@@ -98,7 +98,7 @@ def wander(style: str | None, grammar: Grammar, seed: int) -> str:
     tokenizer, ids = tokenizer_of(style), []
     closers = [tokenizer.encode(closer) for closer in CLOSERS]
     while not guide.is_stopped():
-        assert len(ids) < 3000
+        assert len(ids) < 3000, tokenizer.decode(ids[-400:])
         mask = np.frombuffer(guide.compute_bitmask(), dtype=np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:VOCAB]).tolist()
         ready = [c for c in closers if guide.validate_tokens(c) == len(c)]
@@ -108,7 +108,7 @@ def wander(style: str | None, grammar: Grammar, seed: int) -> str:
             chosen = luck.choice(ready)
         else:
             tags = [id_ for id_ in allowed if id_ > END]
-            characters = [id_ for id_ in allowed if 32 <= id_ < 127]
+            characters = [id_ for id_ in allowed if id_ == 10 or 32 <= id_ < 127]
             several = [options for options in (tags, characters) if options]
             chosen = [luck.choice(luck.choice(several or [allowed]))]
         assert guide.consume_tokens(chosen)
@@ -230,3 +230,34 @@ def test_names_that_a_style_cannot_write_are_written_as_json() -> None:
         assert "written as JSON" in found.notes[0]
         calls, _ = read(style, wander(style, found.grammar, 1), [odd])
         assert calls[0][0] == "a-b"
+
+
+CHOICES = {
+    "type": "object",
+    "properties": {
+        "one": {"enum": ["a", None]},
+        "two": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "null"}]},
+        "three": {"enum": ["", "b"]},
+    },
+    "required": ["one", "two", "three"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("style", ["qwen3_coder", "minimax_m2", "glm47", "kimi_k2", "pythonic"])
+def test_choices_that_may_be_null_or_empty(style: str) -> None:
+    choose = Tool("choose", parameters=CHOICES)
+    grammar = grammar_for_tools(tokenizer_of(style), [choose], "required", parallel=False).grammar
+    for seed in range(4):
+        ((_, given),), _ = read(style, wander(style, grammar, seed), [choose])
+        assert given["one"] in ("a", None)
+        assert given["two"] is None or given["two"] <= 9
+
+
+def test_what_a_form_leaves_open_is_noted_for_strict_tools() -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^a+$"}}}
+    tool = Tool("get", parameters=schema, strict=True)
+    assert (
+        "get are not held to pattern" in grammar_for_tools(tokenizer_of("glm47"), [tool]).notes[0]
+    )
+    assert grammar_for_tools(tokenizer_of("json_tools"), [tool]).notes == ()
