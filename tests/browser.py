@@ -66,7 +66,7 @@ class Tab:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
-    def until(self, wanted: str, limit_s: float = 20) -> None:
+    def until(self, wanted: str, limit_s: float = 60) -> None:
         """Wait until an expression is true; it is looked at whenever the page changes."""
         limit_ms = int(1000 * limit_s)
         self.run(UNTIL.format(wanted=wanted, quoted=json.dumps(wanted), limit_ms=limit_ms))
