@@ -170,3 +170,5 @@ def _tell_log() -> None:
     log.setLevel(logging.INFO)
     log.propagate = False
     log.handlers = [_Notes()]
+    # It warns of every write to a client that has just left, which is no news here.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)

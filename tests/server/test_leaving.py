@@ -13,6 +13,7 @@ from served import last_line, listening, saying_pair
 
 LONG = "a long answer " * 250
 WAIT_S = 20.0
+NUM_TURNS = 12  # of each of 8 clients
 
 
 def script(prompt: str) -> str:
@@ -126,7 +127,7 @@ def test_a_crowd_with_random_departures_gets_every_answer_right(seed: int) -> No
 
     def client(number: int) -> None:
         rng = random.Random(seed * 100 + number)
-        for turn in range(12):
+        for turn in range(NUM_TURNS):
             text, fate = f"client {number} turn {turn}", rng.random()
             if fate < 0.35:
                 stream = fate < 0.2
