@@ -151,7 +151,8 @@ def test_a_key_is_asked_for_where_one_is_needed(tab: Tab) -> None:
 
 @needs_browser
 def test_escape_stops_an_answer_and_its_work(tab: Tab) -> None:
-    with visiting(tab, saying_pair(lambda prompt: LONG)) as worker:
+    endless = saying_pair(lambda prompt: LONG * 20, context_limit=70_000)
+    with visiting(tab, endless) as worker:
         say(tab, "Hi")
         tab.until("document.querySelectorAll('.piece').length > 3")
         tab.until("document.getElementById('running').textContent == '1'")
