@@ -35,7 +35,7 @@ class FakeEngine:
     finish_reason: str = "stop"
     incomplete: bool = False
     redecided: int = 0
-    default_sampling: SamplingParams = SamplingParams()
+    default_sampling: SamplingParams = field(default_factory=SamplingParams)
     loads: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
