@@ -18,6 +18,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "docs/commands.md",
     "docs/families.md",
+    "docs/server.md",
     "docs/tuning.md",
 )
 
