@@ -49,10 +49,11 @@ def read_tool(function: Any, place: str, schema_field: str) -> Tool:
         raise InvalidRequest(f"{place} has no name", place)
     schema = function.get(schema_field) or {}
     check_schema(schema, f"{place}.{schema_field}")
+    _check_properties(schema, f"{place}.{schema_field}")
     return Tool(
         name=function["name"],
         description=str(function.get("description") or ""),
-        parameters=schema,
+        parameters=_spelled_out(schema),
         strict=function.get("strict") is True,
     )
 
@@ -62,10 +63,7 @@ def read_choice(choice: Any, box: Toolbox) -> tuple[ToolChoice, Toolbox]:
     if choice is None:
         return "auto", box
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        allowed = choice.get("allowed_tools", choice)
-        names = [_name(tool) for tool in allowed.get("tools") or ()]
-        kept = tuple(tool for tool in box.tools if tool.name in names)
-        choice, box = allowed.get("mode", "auto"), Toolbox(kept, box.notes)
+        choice, box = _allowed(choice.get("allowed_tools", choice), box)
     if isinstance(choice, Mapping):
         return choice_of(_name(choice), box), box
     if choice not in ("auto", "none", "required"):
@@ -75,6 +73,16 @@ def read_choice(choice: Any, box: Toolbox) -> tuple[ToolChoice, Toolbox]:
     if choice == "required" and not box.tools:
         raise InvalidRequest("tool_choice is required, but tools has no function", "tool_choice")
     return choice, box
+
+
+def _allowed(allowed: Any, box: Toolbox) -> tuple[Any, Toolbox]:
+    """The mode of a choice among some tools, and only those."""
+    tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(tools, list):
+        raise InvalidRequest("tool_choice.allowed_tools has no list of tools", "tool_choice")
+    names = [_name(tool) for tool in tools]
+    kept = tuple(tool for tool in box.tools if tool.name in names)
+    return allowed.get("mode", "auto"), Toolbox(kept, box.notes)
 
 
 def choice_of(name: str, box: Toolbox) -> ToolChoice:
@@ -89,10 +97,14 @@ def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return ((stop,) if isinstance(stop, str) else tuple(stop)) if stop else None
 
 
-def read_form(form: Mapping[str, Any] | None, place: str) -> Grammar | None:
-    """`response_format` of chat, or `text.format` of responses, as a grammar."""
-    kind = form.get("type", "text") if form else "text"
-    if form is None or kind == "text":
+def read_form(form: Any, place: str) -> Grammar | None:
+    """`response_format` of chat, or `text.format` of responses, as a grammar; null is none."""
+    if form is None:
+        return None
+    if not isinstance(form, Mapping):
+        raise InvalidRequest(f"{place} is a {type(form).__name__}, expected an object", place)
+    kind = form.get("type", "text")
+    if kind == "text":
         return None
     if kind == "json_object":
         return Grammar.json_object()
@@ -114,6 +126,31 @@ def check_schema(schema: Any, place: str) -> None:
         raise InvalidRequest(f"{place} is a {type(schema).__name__}, expected an object", place)
     if (size := len(json.dumps(schema))) > MAX_SCHEMA:
         raise BodyTooLarge(f"{place} has {size} characters, at most {MAX_SCHEMA} are read", place)
+
+
+def _check_properties(schema: Mapping[str, Any], place: str) -> None:
+    """Raise for a schema of arguments that says nothing of them one by one."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if properties is not None and not (
+        isinstance(properties, Mapping)
+        and all(isinstance(inner, Mapping) or inner is True for inner in properties.values())
+    ):
+        where = f"{place}.properties"
+        raise InvalidRequest(f"{where}: expected an object with a schema for each name", where)
+    if required is not None and not (
+        isinstance(required, list) and all(isinstance(name, str) for name in required)
+    ):
+        where = f"{place}.required"
+        raise InvalidRequest(f"{where}: expected a list of names", where)
+
+
+def _spelled_out(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema with `true`, which lets everything pass, as the schema it is short for."""
+    properties = schema.get("properties") or {}
+    if True not in properties.values():
+        return schema
+    spelled = {name: {} if inner is True else inner for name, inner in properties.items()}
+    return {**schema, "properties": spelled}
 
 
 def _name(choice: Any) -> str:

@@ -24,7 +24,7 @@ class History:
         """Take one item in; raises `InvalidRequest` naming its place."""
         if not isinstance(item, Mapping):
             raise InvalidRequest(f"{place} is no object", place)
-        kind = item.get("type", "message")
+        kind = str(item.get("type", "message"))
         if kind == "message":
             self._message(item, place)
         elif kind == "reasoning":
@@ -37,11 +37,11 @@ class History:
         elif kind == "item_reference":
             raise UnsupportedField(f"{place} refers to an item, and none is stored here", place)
         else:
-            self.skipped.append(str(kind))
+            self.skipped.append(kind)
 
     def _message(self, item: Mapping[str, Any], place: str) -> None:
         text, role = text_of(item.get("content"), f"{place}.content"), item.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             where = f"{place}.role"
             raise InvalidRequest(f"{where} is {role!r}, expected one of {', '.join(ROLES)}", where)
         if role != "assistant":

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from acting import ActingAnswerer, acting_pair
 from anthropic import Anthropic, APIError, AuthenticationError, BadRequestError, NotFoundError
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
@@ -108,6 +109,23 @@ def test_why_an_answer_ended(name: str, max_tokens: int, reason: str) -> None:
     last = streamed(*ANSWERS[name], max_tokens=max_tokens)[-2]
     assert last["delta"]["stop_reason"] == reason
     assert last["delta"]["stop_sequence"] == ("lo" if reason == "stop_sequence" else None)
+
+
+CHANGE = {"name": "change_file", "input_schema": {"type": "object", "properties": {"new": True}}}
+
+
+@pytest.mark.parametrize("max_tokens", [12, 30, 60, 70, 90])
+def test_an_answer_may_be_cut_anywhere(max_tokens: int) -> None:
+    body: Any = {"model": "tiny", "max_tokens": max_tokens, "messages": USER, "tools": [CHANGE]}
+    with served(acting_pair(), answer=ActingAnswerer()) as client:
+        whole = sdk_of(client).messages.create(**body)
+        with sdk_of(client).messages.stream(**body) as stream:
+            final = stream.get_final_message()
+    assert whole.stop_reason == final.stop_reason == "max_tokens"
+    assert whole.usage.output_tokens == max_tokens
+    kinds = [(b.type, getattr(b, "input", None)) for b in whole.content]
+    assert kinds == [(b.type, getattr(b, "input", None)) for b in final.content]
+    assert kinds
 
 
 def test_a_prefill_pings_and_tells_how_long_the_prompt_is() -> None:

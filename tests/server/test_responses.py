@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from acting import ActingAnswerer, acting_pair
 from openai import BadRequestError, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
@@ -138,6 +139,23 @@ def test_a_cut_call_is_never_said_to_be_done() -> None:
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
+
+
+@pytest.mark.parametrize("max_tokens", [12, 30, 60, 70, 90])
+def test_an_answer_may_be_cut_anywhere(max_tokens: int) -> None:
+    tools = [{**FIND, "name": "change_file"}]
+    body = {"input": "hi", "max_output_tokens": max_tokens, "tools": tools}
+    with served(acting_pair(), answer=ActingAnswerer()) as client:
+        whole = client.post("/v1/responses", json=body).json()
+        events = events_of(client.post("/v1/responses", json={**body, "stream": True}).text)
+    streamed = events[-1]["response"]
+    assert whole["status"] == streamed["status"] == "incomplete"
+    assert whole["usage"]["output_tokens"] == max_tokens
+    finished = [e["item"]["id"] for e in events if e["type"] == "response.output_item.done"]
+    for one, other in zip(whole["output"], streamed["output"], strict=True):
+        assert {**one, "id": 0, "call_id": 0} == {**other, "id": 0, "call_id": 0}
+        cut = other["type"] == "function_call" and other["status"] == "incomplete"
+        assert (other["id"] in finished) is not cut
 
 
 def test_a_failure_ends_the_stream_with_what_went_wrong() -> None:
