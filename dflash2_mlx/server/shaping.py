@@ -54,7 +54,7 @@ def parsed_arguments(arguments: Any) -> Any:
 
 
 def _plain(message: Mapping[str, Any], place: str) -> Message:
-    role = ROLES.get(message.get("role", ""))
+    role = ROLES.get(str(message.get("role")))
     if role is None:
         known = ", ".join(ROLES)
         raise InvalidRequest(

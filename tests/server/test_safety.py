@@ -260,12 +260,17 @@ def test_a_missing_tool_to_hold_off_sleep_is_no_fault(monkeypatch: pytest.Monkey
         pass
 
 
+# Names and kinds that mean something inside the fields, so that odd values reach all depths.
+WORDS = (
+    "role content type text user assistant tool system tool_calls function name arguments id "
+    "parameters properties required strict schema json_schema json_object allowed_tools mode tools "
+    "auto include_usage image_url reasoning_content enable_thinking chat_template low"
+)
+TEXT = st.sampled_from(WORDS.split(" ")) | st.text(max_size=8)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=8,
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=10,
 )
 FIELDS = [*ChatRequest.model_fields, *CompletionRequest.model_fields, *UNSUPPORTED, "input"]
 PLACES = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
