@@ -118,10 +118,10 @@ def served(
 
 
 @contextmanager
-def listening(
+def running(
     pair: Pair | None = None, rules: Rules | None = None, **options: Any
-) -> Iterator[Any]:
-    """The same on a real socket; yields its address and its worker."""
+) -> Iterator[tuple[Any, Worker, Any]]:
+    """The same on a real socket; yields its address, its worker, and uvicorn's server."""
     pair = pair or saying_pair()
     worker = Worker(lambda: pair, Answerer(), **options)
     worker.start()
@@ -133,10 +133,17 @@ def listening(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         try:
-            yield sock.getsockname(), worker
+            yield sock.getsockname(), worker, server
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def listening(pair: Pair | None = None, **options: Any) -> Iterator[tuple[Any, Worker]]:
+    """Address and worker of a server on a real socket."""
+    with running(pair, **options) as (address, worker, _):
+        yield address, worker
 
 
 def chunks(response: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from served import last_line, listening, saying_pair
+from served import last_line, listening, running, saying_pair
 
 LONG = "a long answer " * 250
 WAIT_S = 20.0
@@ -119,6 +120,27 @@ def test_twenty_streams_that_break_off_leave_twenty_good_answers_behind() -> Non
         assert worker.tally.outcomes["done"] == 20
         assert worker.tally.outcomes["cancelled"] == 20
         assert worker.health().restarts == 0
+
+
+def test_ctrl_c_ends_running_and_waiting_answers_with_an_error_and_then_the_server() -> None:
+    pair = saying_pair(script)
+    with running(pair) as (address, worker, server):
+        started = threading.Event()
+
+        def before_read(count: int) -> None:
+            started.set()
+
+        pair.target.before_read = before_read
+        with sent(address, "long", stream=True) as first, sent(address, "b") as second:
+            assert started.wait(WAIT_S)
+            wait_until(worker, lambda: len(worker._queue) == 1)
+            server.handle_exit(signal.SIGINT, None)
+            streamed = b"".join(iter(lambda: first.recv(65536), b""))
+            whole = b"".join(iter(lambda: second.recv(65536), b""))
+        assert b"shutting down" in streamed
+        assert b"[DONE]" not in streamed
+        assert whole.startswith(b"HTTP/1.1 503 ")
+    assert worker.health().state == "closed"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
