@@ -1,14 +1,18 @@
 """Replays acceptance against cost curves of chips we do not have: what a pilot gives away.
 
 Curves are whole passes relative to plain decoding, from public measurements (mlx#3852, mlx PR3863,
-mlxcel, mlx-vlm#1959, mlx-dspark; block-size notes of several engines); the drafter's share is added.
+mlxcel, mlx-vlm#1959, mlx-dspark; notes of several engines); the drafter's share is added.
 Acceptance is a run length per position of a text: how many drafts in a row would stand there.
 """
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from dflash2_mlx.chip import Chip
+from dflash2_mlx.priors import prior_curve
 from dflash2_mlx.tuner import Curve, Pilot
 
 DRAFT = 0.13  # of a plain pass: a 4-bit drafter of 2 B parameters beside a 4-bit target of 27 B
@@ -26,9 +30,27 @@ CHIPS: dict[str, dict[int, float]] = {
     "CPU float32": {1: 1.0, 2: 1.2, 3: 1.4, 4: 2.0, 5: 1.8, 6: 1.9, 8: 2.3},
     "CPU 4-bit": {1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3, 5: 5.4, 6: 6.6, 8: 9.4},
 }
+# What the program is told of each: the GPU generation, None for a CPU, and the target's bits.
+SEEN_AS: dict[str, tuple[int | None, int]] = {
+    "M4 Pro 4-bit": (16, 4),
+    "M3 Max 4-bit": (15, 4),
+    "M5 Max 27B 4-bit": (17, 4),
+    "M5 Pro 27B 4-bit": (17, 4),
+    "M4 Pro 8-bit": (16, 8),
+    "M4 bf16": (16, 16),
+    "M1 Max 4-bit": (13, 4),
+    "M1 Max 8-bit": (13, 8),
+    "CPU float32": (None, 32),
+    "CPU 4-bit": (None, 4),
+}
+BLOCK = 8
 DEPTH_SLOPE = 0.02  # of a plain pass per thousand tokens and row
 # Conditional acceptance of published pairs, and of the demo pair.
 TEXTS = {"copy": 0.95, "maths": 0.885, "code": 0.85, "chat": 0.8, "prose": 0.65, "polish": 0.15}
+# Run lengths of the demo pair on its prompts, greedy: by kind, a digit for each token of an answer.
+RECORDED: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("recorded_runs.json").read_text("utf-8")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +61,17 @@ class Outcome:
     plain: float
     oracle: float
     probes: int
-    passes: int
+    widths: tuple[int, ...]
 
     @property
     def regret(self) -> float:
         """Time given away against the best fixed width."""
         return self.piloted / self.oracle - 1.0
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding."""
+        return self.plain / self.piloted
 
 
 def curve_of(chip: str, depth_slope: float = DEPTH_SLOPE) -> Curve:
@@ -54,7 +81,20 @@ def curve_of(chip: str, depth_slope: float = DEPTH_SLOPE) -> Curve:
     return Curve(base, {w: 30 * depth_slope * w for w in rows})
 
 
-def run_lengths(rate: float, num_tokens: int, seed: int, longest: int = 7) -> list[int]:
+def guess_of(chip: str) -> Curve:
+    """What the program takes the chip's curve to be before anything was timed."""
+    generation, bits = SEEN_AS[chip]
+    return prior_curve(Chip(generation is None, "", generation), bits, BLOCK, DRAFT)
+
+
+def recorded(kinds: Iterable[str], num_tokens: int) -> list[int]:
+    """Run lengths of the demo pair on answers of these kinds, over and over."""
+    runs = [int(digit) for kind in kinds for answer in RECORDED[kind] for digit in answer]
+    repeats = 1 + (num_tokens + BLOCK) // len(runs)
+    return runs * repeats
+
+
+def run_lengths(rate: float, num_tokens: int, seed: int, longest: int = BLOCK - 1) -> list[int]:
     """For each position, how many drafts in a row stand there; a draft stands with `rate`."""
     choose = random.Random(seed)
     runs = []
@@ -69,20 +109,25 @@ def run_lengths(rate: float, num_tokens: int, seed: int, longest: int = 7) -> li
 def replay(
     pilot: Pilot, true: Curve, runs: Sequence[int], num_tokens: int, depth: int, noise: float = 0.03
 ) -> Outcome:
-    """Let a pilot choose through a text, its passes timed with some noise."""
+    """Let a pilot choose through a text, its passes timed with some noise.
+
+    As in the engine, the first pass is plain, and a width is chosen before the pilot has heard what
+    came of the pass before.
+    """
     jitter = random.Random(1)
-    done = passes = 0
-    time = 0.0
+    done, time, widths, width = 0, 0.0, [], 1
     while done < num_tokens:
-        width = min(pilot.choose(depth + done), num_tokens - done)
-        width = width if width in true.base_ms else 1
+        here = depth + done
         stood = min(runs[done], width - 1)
-        ms = true.ms(width, depth + done) * (1 + noise * jitter.gauss(0, 1))
-        pilot.watch(width, depth + done, stood, ms)
-        done, passes, time = done + stood + 1, passes + 1, time + ms
+        ms = true.ms(width, here) * (1 + noise * jitter.gauss(0, 1))
+        widths.append(width)
+        done, time, last = done + stood + 1, time + ms, width
+        width = min(pilot.choose(depth + done), max(1, num_tokens - done))
+        width = width if width in true.base_ms else 1
+        pilot.watch(last, here, stood, ms)
     plain = sum(true.ms(1, depth + position) for position in range(num_tokens))
     oracle = min(fixed(true, runs, num_tokens, depth, width) for width in true.widths)
-    return Outcome(time, plain, oracle, pilot.probes, passes)
+    return Outcome(time, plain, oracle, pilot.probes, tuple(widths))
 
 
 def fixed(true: Curve, runs: Sequence[int], num_tokens: int, depth: int, width: int) -> float:
