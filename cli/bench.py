@@ -75,6 +75,7 @@ def bench(
     texts = running.choose_prompts(chosen, prompts)
     pair = model.load_pair()
     note(pair.effective().describe())
+    tuned = pair.tuning is None or pair.tuning.known.measured
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(counted=True))
         entrants = running.contenders(pair, numbers)
@@ -90,7 +91,9 @@ def bench(
     from dflash2_mlx.bench_report import report
 
     command = " ".join(["dflash2-mlx", *sys.argv[1:]])
-    told = report(pair, runs, tasks, max_tokens=max_tokens, repeats=repeats, command=command)
+    told = report(
+        pair, runs, tasks, max_tokens=max_tokens, repeats=repeats, command=command, tuned=tuned
+    )
     if plot is not None:
         _plot(told, plot)
     if as_json:

@@ -21,6 +21,8 @@ from dflash2_mlx.pair import Pair
 from dflash2_mlx.parity import Difference
 from dflash2_mlx.setting import compared_with_published, machine, of_pair
 
+UNTUNED = "auto had no times of this pair before, and took them in its first answers; bench again"
+
 
 def report(
     pair: Pair,
@@ -30,8 +32,12 @@ def report(
     max_tokens: int,
     repeats: int,
     command: str,
+    tuned: bool = True,
 ) -> dict[str, Any]:
-    """Everything as plain values: setting, prompts, figures, verdict, and remarks in words."""
+    """Everything as plain values: setting, prompts, figures, verdict, and remarks in words.
+
+    `tuned`: auto knew the times of this pair before the first answer.
+    """
     by_kind, left = figures(runs, tasks), differences(runs, tasks)
     checked, looping = check(tasks), looping_kinds(tasks)
     sound = {kind: by_name for kind, by_name in by_kind.items() if kind not in looping}
@@ -43,6 +49,7 @@ def report(
         "max_tokens": max_tokens,
         "repeats": repeats,
         "sampling": "greedy",
+        "tuned_before": tuned,
     }
     return {
         "title": _title(setting, checked),
@@ -56,7 +63,7 @@ def report(
         "verdict": verdict(sound),
         "differences": {name: [asdict(one) for one in found] for name, found in left.items()},
         "decisions": [asdict(one) for one in decisions(pair.tuning.known)] if pair.tuning else [],
-        "remarks": remarks + _on_loops(checked, looping),
+        "remarks": remarks + _on_loops(checked, looping) + ([] if tuned else [UNTUNED]),
     }
 
 

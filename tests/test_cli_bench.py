@@ -17,6 +17,7 @@ from dflash2_mlx.cli.app import app
 from dflash2_mlx.errors import DFlashError, InvalidRequest
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.target import Target
+from dflash2_mlx.tuner import Curve
 
 __all__ = ["plain_mlx_lm"]  # a fixture of every test here
 
@@ -88,6 +89,12 @@ def test_the_text_has_a_line_for_everybody_and_what_follows(bench: Any) -> None:
     assert [line.split("  ")[0] for line in lines if line.startswith("block 2 ")] == ["block 2"] * 2
     assert any(line.startswith("auto against the best fixed block: at least ") for line in lines)
     assert any("x (code)" in line for line in lines)
+
+
+def test_a_first_benchmark_says_that_auto_had_to_learn(bench: Any, pair: Pair) -> None:
+    assert "auto had no times of this pair before" in bench().stdout
+    pair.tuning.measure(Curve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.7}))
+    assert "auto had no times of this pair before" not in bench().stdout
 
 
 def test_options_reach_the_benchmark(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
