@@ -188,6 +188,7 @@ class Worker:
                 self._queue.remove(job)
                 self.tally.end("cancelled")
                 self._move_up()
+                self._changed.notify_all()
 
     @property
     def _dead(self) -> bool:

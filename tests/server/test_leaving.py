@@ -40,12 +40,15 @@ def sent(address: Any, text: str, **body: Any) -> Iterator[socket.socket]:
 def answer(address: Any, text: str, **body: Any) -> str:
     """What a request is answered, whole."""
     with sent(address, text, **body) as connection:
-        received = b""
-        while piece := connection.recv(65536):
-            received += piece
+        received = everything(connection)
     head, _, rest = received.partition(b"\r\n\r\n")
     assert b" 200 " in head.splitlines()[0], received
     return json.loads(rest)["choices"][0]["message"]["content"]
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 class Gate:
@@ -101,9 +104,9 @@ def test_a_waiting_request_whose_client_leaves_never_runs(stream: bool) -> None:
                 wait_until(worker, lambda: len(worker._queue) == 1)
                 waiting = worker._queue[0]
             assert waiting._cancelled.wait(WAIT_S)
-            assert worker.health().queued == 0
+            wait_until(worker, lambda: not worker._queue)
             go.set()
-            assert b"first" in first.recv(65536)
+            assert b"first" in everything(first)
         assert worker.wait_for_state("ready", timeout_s=WAIT_S)
         assert worker.tally.outcomes == {"cancelled": 1, "done": 1}
 
@@ -135,8 +138,7 @@ def test_ctrl_c_ends_running_and_waiting_answers_with_an_error_and_then_the_serv
             assert started.wait(WAIT_S)
             wait_until(worker, lambda: len(worker._queue) == 1)
             server.handle_exit(signal.SIGINT, None)
-            streamed = b"".join(iter(lambda: first.recv(65536), b""))
-            whole = b"".join(iter(lambda: second.recv(65536), b""))
+            streamed, whole = everything(first), everything(second)
         assert b"shutting down" in streamed
         assert b"[DONE]" not in streamed
         assert whole.startswith(b"HTTP/1.1 503 ")
@@ -170,9 +172,9 @@ def test_a_crowd_with_random_departures_gets_every_answer_right(seed: int) -> No
         for thread in threads:
             thread.join()
         assert faults == []
-        assert worker.wait_for_state("ready", timeout_s=WAIT_S)
-        state = worker.health()
-        assert (state.running, state.queued, state.restarts) == (0, 0, 0)
+        # A request whose client left before it was read may still pass through.
+        wait_until(worker, lambda: worker._running is None and not worker._queue)
+        assert worker.health().restarts == 0
         assert worker.tally.outcomes["failed"] == 0
         assert worker.tally.outcomes["done"] > 0
 
