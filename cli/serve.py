@@ -145,6 +145,12 @@ def _last_part(model: str) -> str:
 
 def _load(model: ModelOptions, context_window: int | None) -> "Pair":
     pair = model.load()
+    if model.exact and (own := pair.sampling().temperature) > 0:
+        note(
+            f"--exact settles answers at temperature 0, and this model's own is {own:g}: requests "
+            "have to ask for 0; answers at others are sampled, and say so in dflash.notes",
+            "warn",
+        )
     if context_window is not None:
         pair.context_limit = min(pair.context_limit, context_window)
     # Answers carry these names, and a path is nobody's business.

@@ -148,6 +148,24 @@ def test_ctrl_c_ends_it_cleanly(serve: Any) -> None:
     assert not [t for t in threading.enumerate() if t.name == "dflash2-mlx worker"]
 
 
+@pytest.mark.parametrize("own", [0.0, 0.6])
+def test_exact_says_at_the_start_where_the_models_own_temperature_stands_in_its_way(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, own: float
+) -> None:
+    monkeypatch.setattr("dflash2_mlx.exactness.exactness_of", lambda pair, notify: None)
+    make = saying_pair
+
+    def warm_pair(**options: Any) -> Any:
+        pair = make(**options)
+        pair.default_sampling = pair.sampling(temperature=own)
+        return pair
+
+    monkeypatch.setitem(globals(), "saying_pair", warm_pair)
+    done = serve("--exact")
+    assert done.exit_code == 0, done.output
+    assert ("this model's own is 0.6" in done.stderr) is (own > 0)
+
+
 @pytest.mark.parametrize(
     ("options", "is_held"), [([], True), (["--let-sleep"], False)], ids=["awake", "let sleep"]
 )

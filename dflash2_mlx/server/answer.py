@@ -4,10 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dflash2_mlx.chooser import TokenLogprobs
+from dflash2_mlx.errors import UnsupportedField
 from dflash2_mlx.generation import Generation, Result, stream_generate
 from dflash2_mlx.pair import BlockSize, Pair
 from dflash2_mlx.server.events import Ask, Done, Event, Prefilling, Text, ToolStart, Usage
@@ -21,7 +22,10 @@ LEAST_LOGPROB = -9999.0  # JSON knows no infinity
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Answers as this server was told to: block size, and whether near ties are settled."""
+    """Answers as this server was told to: block size, and whether near ties are settled.
+
+    `exact` is for greedy answers; others are sampled as asked, and their notes say so.
+    """
 
     block_size: BlockSize = "auto"
     exact: bool = False
@@ -32,18 +36,30 @@ class Answerer:
         Raises `DFlashError` where it cannot be given, and what `tell` raises.
         """
         prepared = prepare(pair, asked) if isinstance(asked, Ask) else asked
+        exact, prepared = self._settled(prepared)
         generation = stream_generate(
             pair,
             prepared.ids,
             prepared.sampling,
             max_tokens=prepared.ask.max_tokens,
             block_size=self.block_size,
-            exact=self.exact and prepared.sampling.temperature == 0,
+            exact=exact,
             on_prefill=lambda done, total: tell(Prefilling(done, total)),
         )
         with closing(generation):
             tell(Prefilling(0, len(prepared.ids) - 1))
             _tell_steps(pair, prepared, generation, tell)
+
+    def _settled(self, prepared: Prepared) -> tuple[bool, Prepared]:
+        """Whether near ties are settled in this answer, and the request with a note if not."""
+        if not self.exact:
+            return False, prepared
+        try:
+            prepared.sampling.check_exact()
+        except UnsupportedField as error:
+            note = f"near ties are not settled in this answer: {error}"
+            return False, replace(prepared, notes=(*prepared.notes, note))
+        return True, prepared
 
 
 def _tell_steps(pair: Pair, prepared: Prepared, generation: Generation, tell: Tell) -> None:
@@ -137,6 +153,7 @@ def _effective(result: Result) -> dict[str, Any]:
         **asdict(result.effective),
         "passes": result.passes,
         "tokens_per_pass": result.tokens_per_pass,
+        "redecided": result.redecided,
         "pass_lengths": [lengths[n] for n in range(1, max(lengths, default=0) + 1)],
         "ttft_s": result.ttft_s,
         "peak_memory_bytes": result.peak_memory_bytes,
