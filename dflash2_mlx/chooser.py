@@ -30,13 +30,15 @@ class TokenLogprobs:
 class Draft:
     """T drafted tokens `[T]`, and when sampling what they were drawn from: `q` `[T, K]`.
 
-    `allowed` `[T + 1, V]` are the tokens that obey the request's grammar, None without one.
+    `allowed` `[T + 1, V]` are the tokens that obey the request's grammar, None without one; with
+    `forced` it allowed nothing but these tokens, and no drafter was asked.
     """
 
     tokens: mx.array
     candidates: mx.array
     q: mx.array
     allowed: mx.array | None = None
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +105,14 @@ class Chooser:
 
     def undrafted(self) -> Draft:
         """Nothing drafted: the row of the anchor alone."""
+        return self.forced(0)
+
+    def forced(self, limit: int) -> Draft:
+        """Up to `limit` tokens that the grammar leaves no choice about, often none."""
         if self.constraint is None:
             return NO_DRAFT
-        return replace(NO_DRAFT, allowed=self.constraint.allowed(self.constraint.masks()))
-
-    def forced(self, limit: int) -> Draft | None:
-        """Up to `limit` tokens that the grammar leaves no choice about; no drafter is asked."""
-        walk = self.constraint.forced(limit) if self.constraint else None
-        return None if walk is None else self._as_draft(walk)
+        draft = self._as_draft(self.constraint.forced(limit))
+        return replace(draft, forced=draft.tokens.size > 0)
 
     def commit(self, tokens: list[int]) -> None:
         """Take note of tokens that were emitted."""

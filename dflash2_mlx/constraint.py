@@ -77,11 +77,10 @@ class Constraint:
             )
         self._committed += tokens
 
-    def forced(self, limit: int) -> Walk | None:
-        """Up to `limit` tokens that the grammar leaves no choice about, or None."""
+    def forced(self, limit: int) -> Walk:
+        """Up to `limit` tokens that the grammar leaves no choice about, often none."""
         nothing = np.zeros((limit, 1), dtype=np.uint32)
-        walk = self._walk(nothing, lambda row, before, mask: None)
-        return walk if walk.tokens else None
+        return self._walk(nothing, lambda row, before, mask: None)
 
     def walk(
         self, candidates: np.ndarray, scores: np.ndarray, noise: np.ndarray, temperature: float

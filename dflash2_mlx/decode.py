@@ -13,6 +13,7 @@ from dflash2_mlx.target import Reading, Target
 
 MAX_UNSEEN = 256  # committed tokens that a parked drafter lags behind before it catches up
 MAX_PAUSE = 0.1  # of a pass: a reader that held us longer hides what the pass took
+FORCED_ROWS = 5  # of a pass whose drafts are certain: one read of quantized weights (qmv_wide)
 PREFILL_STEP = 2048  # tokens, mlx-lm's own chunk, so that chunk borders round alike
 
 FinishReason = Literal["stop", "length"]
@@ -44,7 +45,8 @@ class Step:
     `in_doubt`: the next token was too close to call, so a pass of one row follows and decides it;
     such a step may have no tokens. `logprobs` are there when asked for, one for each token. `text`
     is filled in by the reader that detokenizes. The pass ran behind `depth` tokens and took
-    `pass_s` seconds, None where that could not be told.
+    `pass_s` seconds, None where that says nothing about passes this wide. `forced`: a grammar
+    allowed nothing but what was drafted.
     """
 
     tokens: tuple[int, ...]
@@ -56,13 +58,19 @@ class Step:
     in_doubt: bool = False
     depth: int = 0
     pass_s: float | None = None
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A pass that was launched and not read: its verdict is still on the device."""
+    """A pass that was launched and not read: its verdict is still on the device.
+
+    It has `width` rows, which a grammar can make more or fewer than were `asked` for.
+    """
 
     width: int
+    asked: int
+    forced: bool
     reading: Reading
     verdict: mx.array
     launched_s: float  # on the clock of time.perf_counter
@@ -120,12 +128,14 @@ class Conversation:
         reading = self.target.read(block, self.caches)
         verdict = self.chooser.judge(reading.logits, draft, position, self.tokens)
         mx.async_eval(verdict)
-        return Flight(block.size, reading, verdict, launched_s, position)
+        return Flight(block.size, width, draft.forced, reading, verdict, launched_s, position)
 
     def _draft(self, anchor: mx.array, position: int, width: int) -> Draft:
-        if self.drafter is None or width == 1 or self.length == 0:
+        if self.drafter is None or self.length == 0:
             return self.chooser.undrafted()
-        if forced := self.chooser.forced(width - 1):
+        # Certain drafts cost no drafter: they pay where drafting does not.
+        forced = self.chooser.forced(max(width, FORCED_ROWS) - 1)
+        if forced.forced or width == 1:
             return forced
         taps = mx.concatenate(self._unseen, axis=1) if self._unseen else None
         self._unseen = []
@@ -225,10 +235,13 @@ def _step(
         in_doubt=verdict.in_doubt and reason is None,
         depth=flight.depth,
         pass_s=pass_s,
+        forced=flight.forced,
     )
 
 
 def _pass_time(flight: Flight, paused_s: float) -> float | None:
+    if flight.forced or flight.width != flight.asked:
+        return None
     seconds = time.perf_counter() - flight.launched_s
     return seconds if paused_s <= MAX_PAUSE * seconds else None
 
@@ -237,7 +250,8 @@ def _cut(
     tokens: list[int], remaining: int, end_tokens: Collection[int]
 ) -> tuple[list[int], FinishReason | None]:
     """End at the first end token, wherever it is in the block, or when `remaining` are emitted."""
+    tokens = tokens[:remaining]
     for position, token in enumerate(tokens):
         if token in end_tokens:
             return tokens[: position + 1], "stop"
-    return tokens, "length" if len(tokens) >= remaining else None
+    return tokens, "length" if len(tokens) == remaining else None

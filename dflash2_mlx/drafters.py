@@ -1,15 +1,12 @@
 """A drafter in the precision it will run in; quantized once, then kept on disk."""
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import mlx.nn as nn
 
 import dflash2_mlx
 from dflash2_mlx.chip import Chip
-from dflash2_mlx.folders import Progress, build_once
+from dflash2_mlx.folders import Progress, build_once, digest_of, origin_of
 from dflash2_mlx.models import checkpoint
 from dflash2_mlx.models.drafter import Drafter, load_drafter
 from dflash2_mlx.models.quantize import backbone_bits, quantize, save
@@ -50,8 +47,8 @@ def quantized_copy(
 
     Its config.json says under `provenance` what it was made from, and by what.
     """
-    origin = _origin(folder)
-    digest = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:12]
+    origin = origin_of(folder)
+    digest = digest_of(origin)
 
     def make(copy: Path, _: Path) -> None:
         if progress:
@@ -62,11 +59,3 @@ def quantized_copy(
         save(drafter, {**config, "quantization": quantization, "provenance": provenance}, copy)
 
     return build_once(f"{folder.name}-{bits}bit-{digest}", make, progress, "drafters")
-
-
-def _origin(folder: Path) -> dict[str, Any]:
-    """What tells one version of a drafter's folder from another."""
-    folder = folder.resolve()
-    files = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
-    stats = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
-    return {"folder": str(folder), "files": stats}

@@ -1,5 +1,6 @@
 """Model folders on disk: whether one is complete, and the ones this program makes itself."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -67,6 +68,25 @@ def _weight_files(folder: Path) -> list[str]:
             return [f"readable {index.name}"]
     found = sorted(path.name for path in folder.glob("model*.safetensors"))
     return found or ["model.safetensors"]
+
+
+def origin_of(folder: Path) -> dict[str, Any]:
+    """What tells one version of a model folder from another."""
+    folder = folder.resolve()
+    files = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
+    stats = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    return {"folder": str(folder), "files": stats}
+
+
+def revision_of(folder: Path) -> str:
+    """The commit of a folder that came from the hub; of others a digest of what they hold."""
+    is_snapshot = folder.parent.name == "snapshots"
+    return folder.name[:12] if is_snapshot else digest_of(origin_of(folder))
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """12 hexadecimal digits that change with the content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def cache_root() -> Path:

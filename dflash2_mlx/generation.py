@@ -81,7 +81,8 @@ class Generation(Iterator[Step]):
         self._prompt = checked_prompt(pair, prompt_ids)
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
         self._seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        self._steering = Steering(pair, block_size, self._prompt)
+        grammar = sampling.grammar is not None
+        self._steering = Steering(pair, block_size, self._prompt, grammar=grammar)
         self._chooser = Chooser(
             sampling,
             Randomness.from_seed(self._seed),

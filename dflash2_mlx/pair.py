@@ -14,11 +14,12 @@ from dflash2_mlx.defaults import merged, sampling_defaults
 from dflash2_mlx.drafters import drafter_in_precision
 from dflash2_mlx.errors import InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
-from dflash2_mlx.folders import read_object
+from dflash2_mlx.folders import read_object, revision_of
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.precision import set_target_precision
 from dflash2_mlx.priors import prior_curve
+from dflash2_mlx.rounding import dtype_name
 from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.target import Target, most_bits, parameters
 from dflash2_mlx.targets import load_target
@@ -85,6 +86,7 @@ class Pair:
         self.context_limit = context_limit
         self.notes = notes
         self.tuning: Tuning | None = None
+        self.revisions: tuple[str, ...] = (name,)  # of target and drafter: name and version each
         self.default_sampling = default_sampling or SamplingParams()
         self._why_plain = why_plain
         self._grammar_tokenizer: Any = None
@@ -211,6 +213,7 @@ def load_pair(
         why_plain = "no drafter is known for this target; name one with --drafter"
     else:
         why_plain = "turned off (--no-draft)"
+    revisions = [f"{target} {revision_of(folder)}"]
     if drafter is False:
         loaded, wrapped, drafter_name = None, Target(model), None
     else:
@@ -219,6 +222,7 @@ def load_pair(
         wrapped = join(model, loaded)
         _check_vocabulary(draft_folder, tokenizer)
         drafter_name = _drafter_name(drafter)
+        revisions.append(f"{drafter_name} {revision_of(draft_folder)}")
         notes.extend(loaded.notes)
         if wrapped.undraftable:
             notes.append(f"drafting is off: {wrapped.undraftable}")
@@ -234,11 +238,12 @@ def load_pair(
         notes=tuple(note for note in notes if note),
         default_sampling=default_sampling,
     )
-    pair.tuning = _tuning(pair, folder)
+    pair.revisions = tuple(revisions)
+    pair.tuning = _tuning(pair)
     return pair
 
 
-def _tuning(pair: Pair, folder: Path) -> Tuning | None:
+def _tuning(pair: Pair) -> Tuning | None:
     """The pair's tuner, with what this machine knows about it."""
     if pair.drafter is None or pair.target.undraftable:
         return None
@@ -246,8 +251,9 @@ def _tuning(pair: Pair, folder: Path) -> Tuning | None:
     head = target.embedding.weight.nbytes
     share = (sum(array.nbytes for array in parameters(drafter).values()) + head) / target.nbytes
     guess = prior_curve(chip, target.bits, drafter.config.block_size, share)
-    bits = f"{target.bits}-bit {target.dtype} with {most_bits(drafter)}-bit {drafter.dtype}"
-    key = tuning_key(chip, f"{pair.name} {folder.name}", str(pair.drafter_name), bits)
+    dtypes = dtype_name(target.dtype), dtype_name(drafter.dtype)
+    bits = f"{target.bits}-bit {dtypes[0]} with {most_bits(drafter)}-bit {dtypes[1]}"
+    key = tuning_key(chip, pair.revisions[0], pair.revisions[-1], bits)
     return Tuning(key, guess, quantized=target.quantized, store=Store())
 
 

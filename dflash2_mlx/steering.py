@@ -5,7 +5,9 @@ from dataclasses import replace
 from dflash2_mlx.canary import Canary
 from dflash2_mlx.decode import Conversation, Step
 from dflash2_mlx.pair import BlockSize, Effective, Pair
-from dflash2_mlx.tuning import kind_of
+from dflash2_mlx.tuning import Kind, kind_of
+
+RECENT = 1024  # tokens of a prompt that tell its kind: what is asked stands at its end
 
 
 class Steering:
@@ -14,14 +16,18 @@ class Steering:
     Drafting ends for good past the drafter's positions, and for a drafter whose drafts never stand.
     """
 
-    def __init__(self, pair: Pair, block_size: BlockSize, prompt: list[int]) -> None:
+    def __init__(
+        self, pair: Pair, block_size: BlockSize, prompt: list[int], *, grammar: bool = False
+    ) -> None:
         self.effective: Effective = pair.effective(block_size)
         self._pair = pair
         self._canary = Canary()
         self._passes = 0
-        self._pilot, self._kind = None, kind_of("")
+        self._kind: Kind = (
+            "grammar" if grammar else kind_of(pair.tokenizer.decode(prompt[-RECENT:]))
+        )
+        self._pilot = None
         if block_size == "auto" and self.effective.drafting and pair.tuning is not None:
-            self._kind = kind_of(pair.tokenizer.decode(prompt))
             self._pilot = pair.tuning.pilot(self._kind)
 
     def width(self, conversation: Conversation) -> int:
@@ -40,8 +46,10 @@ class Steering:
         if not step.tokens:
             return
         self._passes += 1
-        # The last pass was cut: what stood behind the cut is not known.
-        if self._pilot and conversation.drafter and step.finish_reason is None:
+        # What stood behind the cut of a last pass is not known, and what a grammar forces is no
+        # achievement of the drafter.
+        unknown = step.finish_reason is not None or step.forced
+        if self._pilot and conversation.drafter and not unknown:
             ms = None if step.pass_s is None else 1000 * step.pass_s
             self._pilot.watch(step.drafted + 1, step.depth, step.from_draft, ms)
             self._describe(step.depth)

@@ -21,8 +21,8 @@ from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root, read_object, write_object
 from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Curve, LiveCurve, Pilot, best_width
 
-Kind = Literal["code", "prose"]
-KINDS: tuple[Kind, ...] = ("code", "prose")
+Kind = Literal["code", "prose", "grammar"]
+KINDS: tuple[Kind, ...] = ("code", "prose", "grammar")  # the last: answers that obey a grammar
 CODE_SIGNS = ("```", "def ", "function", "class ", "import ", "SELECT ", "#include", "();", "{\n")
 FEW_PASSES = 24  # an answer shorter than this teaches nothing worth a write
 LOCK_S = 2.0
@@ -146,16 +146,21 @@ class Tuning:
         if known is None or known.curve.widths != guess.widths:
             known = self._fresh
         self.known = replace(known, cap=self._fresh.cap)
+        self._set_costs()
+
+    def _set_costs(self) -> None:
         self._live = LiveCurve(self.known.curve)
+        # Passes that walk a grammar on the host take longer: theirs are not the pair's times.
+        self._live_grammar = LiveCurve(self.known.curve)
 
     def pilot(self, kind: Kind) -> Pilot:
         """A pilot for one answer."""
-        return self.known.pilot(kind, self._live)
+        return self.known.pilot(kind, self._live_grammar if kind == "grammar" else self._live)
 
     def learn(self, pilot: Pilot, kind: Kind, passes: int) -> None:
         """Keep what an answer showed; a long enough one is written to the file."""
         acceptance = {**self.known.acceptance, kind: pilot.acceptance}
-        measured = self.known.measured or pilot.explored
+        measured = self.known.measured or (pilot.explored and kind != "grammar")
         self.known = replace(self.known, acceptance=acceptance, measured=measured)
         if passes >= FEW_PASSES and measured:
             self.store.save(self.key, replace(self.known, curve=self._live.curve, when=_today()))
@@ -163,13 +168,13 @@ class Tuning:
     def measure(self, curve: Curve) -> bool:
         """Take over a curve that was measured; False when it could not be written."""
         self.known = replace(self.known, curve=curve, measured=True, when=_today())
-        self._live = LiveCurve(curve)
+        self._set_costs()
         return self.store.save(self.key, self.known)
 
     def forget(self) -> None:
         """Be as for a new pair; the file changes with the next thing that is kept."""
         self.known = self._fresh
-        self._live = LiveCurve(self.known.curve)
+        self._set_costs()
 
     def first_block(self) -> tuple[int, str]:
         """Where an answer starts, and why in words."""

@@ -17,7 +17,7 @@ from tiny import END, VOCAB, ScriptedDrafter, pair_of, tiny_drafter, tiny_pair, 
 from dflash2_mlx import SamplingParams, generate, stream_generate
 from dflash2_mlx.chooser import Chooser
 from dflash2_mlx.constraint import Constraint, grammar_tokenizer
-from dflash2_mlx.decode import Conversation, decode
+from dflash2_mlx.decode import FORCED_ROWS, Conversation, decode
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.models.selector import Trellis
@@ -253,8 +253,27 @@ def test_what_is_forced_is_drafted_without_the_drafter() -> None:
     result = run(pair, Grammar.regex(re.escape(SENTENCE)), 8)
     assert result.text == SENTENCE
     assert drafter.widths == []
+    assert result.accepted[0] == FORCED_ROWS
     assert set(result.accepted[1:-1]) == {8}
-    assert result.from_draft[:9] == (False, *[True] * 7, False)
+    assert result.from_draft[: FORCED_ROWS + 8] == (
+        *[True] * (FORCED_ROWS - 1),
+        False,
+        *[True] * 7,
+        False,
+    )
+
+
+def test_forced_tokens_are_drafted_where_the_tuner_parks_the_drafter() -> None:
+    drafter = ScriptedDrafter(lambda at, width: [0] * (width - 1))
+    pair = held(pair_of(Target(tiny_target(), taps=[0]), drafter))
+    constraint = fresh(Grammar.regex(re.escape(SENTENCE)))
+    chooser = Chooser(SamplingParams(), Randomness.from_seed(0), VOCAB, constraint)
+    conversation = Conversation(pair.target, pair.drafter, chooser)
+    conversation.prefill(PROMPT)
+    steps = [*decode(conversation, lambda: 1, max_tokens=99, end_tokens=pair.end_tokens)]
+    assert {len(step.tokens) for step in steps[:-1]} == {FORCED_ROWS}
+    assert all(step.forced and step.pass_s is None for step in steps[:-1])
+    assert drafter.widths == []
 
 
 def test_what_is_forced_behind_a_draft_is_drafted_with_it() -> None:

@@ -127,9 +127,9 @@ def drafts(
     """Each draft behind a beginning, with the seeds that make it."""
     chooser = chooser_behind(params, prefix)
     position, num_rows = len(PROMPT) + len(prefix), block - 1
-    forced = chooser.forced(num_rows) if num_rows else None
-    if num_rows == 0 or forced is not None:
-        yield forced or chooser.undrafted(), words
+    forced = chooser.forced(num_rows)
+    if num_rows == 0 or forced.forced:
+        yield forced, words
         return
     trellis = WORLD.trellis(prefix, num_rows)
     candidates, scores = np.array(trellis.candidates), np.array(trellis.scores)

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
+from byte_bpe import byte_bpe
 from tiny import (
+    END,
     TARGETS,
     ScriptedDrafter,
     pair_of,
@@ -21,6 +23,7 @@ from tiny import (
 import dflash2_mlx.decode
 from dflash2_mlx import SamplingParams, generate, stream_generate
 from dflash2_mlx.decode import MAX_PAUSE, MAX_UNSEEN, Conversation, decode
+from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.pair import Pair, join
 from dflash2_mlx.target import Target
 from dflash2_mlx.tuner import Curve, Pilot
@@ -306,3 +309,31 @@ def test_sampled_answers_are_steered_too(
     result = generate(pair, PROMPT, SamplingParams(temperature=1.0, seed=3), max_tokens=80)
     assert result.completion_tokens == 80
     assert pair.tuning.known.measured
+
+
+# Grammars
+
+
+def test_what_a_grammar_forces_is_no_achievement_of_the_drafter(
+    time_passes: Callable[[Costs], None], tmp_path: Path
+) -> None:
+    time_passes(FLAT)
+    pair = scripted(tmp_path, 0.0)
+    pair.tokenizer, pair.end_tokens = byte_bpe(), frozenset({END})
+    sentence = SamplingParams(grammar=Grammar.regex("(a|b), and then nothing is left to choose."))
+    assert generate(pair, PROMPT, sentence, max_tokens=60).tokens_from_draft > 20
+    assert max(pair.tuning.known.acceptance["grammar"].tried) <= 1
+    assert pair.tuning.known.acceptance["prose"].tried == [0.0] * 7
+
+
+def test_times_of_passes_that_walk_a_grammar_are_not_those_of_the_pair(
+    time_passes: Callable[[Costs], None], tmp_path: Path
+) -> None:
+    time_passes(LOSING)
+    pair = scripted(tmp_path, 0.5)
+    pair.tokenizer, pair.end_tokens = byte_bpe(), frozenset({END})
+    words = SamplingParams(grammar=Grammar.regex("[a-z ]{90,200}"))
+    widths = [step.drafted + 1 for step in stream_generate(pair, PROMPT, words, max_tokens=80)]
+    assert widths.count(1) >= 0.9 * len(widths)
+    assert not pair.tuning.known.measured
+    assert pair.tuning.curve.base_ms == GUESS.base_ms

@@ -125,14 +125,13 @@ def test_a_forced_token_takes_the_place_of_a_candidate() -> None:
     found = walk(grammar, [[ord("x"), 7, 8], *[[7, 8, 9]] * 6], np.array([3.0, 2.0, 1.0]))
     assert found.tokens == text
     assert found.q[1:].tolist() == [[1.0, 0.0, 0.0]] * 6
-    assert fresh(grammar).forced(6) is None
+    assert fresh(grammar).forced(6).tokens == []
 
 
 def test_forced_tokens_are_no_more_than_asked_for() -> None:
     constraint = fresh(Grammar.regex("forced, all of it"))
     for limit in (1, 4, 17, 18):
         found = constraint.forced(limit)
-        assert found is not None
         assert found.tokens == [*b"forced, all of it"][:limit]
         assert found.q.tolist() == [[1.0]] * len(found.tokens)
         assert len(found.masks) == len(found.tokens) + 1
