@@ -168,6 +168,12 @@ class _Notes(logging.Handler):
     """The server's log, line by line on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._tell(record)
+        except Exception:  # a terminal that is gone is no reason to stop answering
+            self.handleError(record)
+
+    def _tell(self, record: logging.LogRecord) -> None:
         note(self.format(record), "warn" if record.levelno >= logging.WARNING else "muted")
 
 

@@ -119,3 +119,8 @@ class RewindFailed(DFlashError):
     """A cache was asked to go back further than it can."""
 
     code = "rewind_failed"
+
+
+def unexpected(error: BaseException) -> DFlashError:
+    """What a user is told of an error that should never happen; the log has the rest."""
+    return DFlashError(f"an unexpected {type(error).__name__} inside the server; its log says more")

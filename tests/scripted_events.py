@@ -16,8 +16,9 @@ from dflash2_mlx.server.events import (
     ToolStart,
     Usage,
 )
+from dflash2_mlx.server.job import Tell
 from dflash2_mlx.server.prompt import Prepared
-from dflash2_mlx.server.worker import Answer, Tell
+from dflash2_mlx.server.worker import Answer
 
 TIMINGS = {"draft_n": 7, "prompt_per_second": 90.0, "predicted_per_second": 9.0}
 EFFECTIVE = {"drafting": True, "passes": 4, "tokens_per_pass": 2.25}

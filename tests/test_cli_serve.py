@@ -1,5 +1,6 @@
 """`serve` from the command line: what is said, what is refused, what its options reach."""
 
+import logging
 import threading
 from typing import Any
 
@@ -201,6 +202,16 @@ def test_wrong_usage_is_refused_before_anything_is_loaded(serve: Any, options: A
     assert done.exit_code == 2
     assert options[0] in done.stderr
     assert not done.loads
+
+
+def test_a_terminal_that_is_gone_breaks_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command, "note", gone)
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    record = logging.LogRecord("x", logging.INFO, "", 1, "words", (), None)
+    command._Notes().handle(record)
 
 
 def test_the_url_of_an_ipv6_address_has_brackets() -> None:

@@ -12,9 +12,9 @@ from dflash2_mlx.errors import UnsupportedField
 from dflash2_mlx.generation import Generation, Result, stream_generate
 from dflash2_mlx.pair import BlockSize, Pair
 from dflash2_mlx.server.events import Ask, Done, Event, Prefilling, Text, ToolStart, Usage
+from dflash2_mlx.server.job import Tell
 from dflash2_mlx.server.prompt import Prepared, prepare
 from dflash2_mlx.server.segments import Segmenter
-from dflash2_mlx.server.worker import Tell
 from dflash2_mlx.text import Detokenizer
 
 LEAST_LOGPROB = -9999.0  # JSON knows no infinity

@@ -23,8 +23,9 @@ from dflash2_mlx.server.events import (
     ToolArguments,
     ToolStart,
 )
+from dflash2_mlx.server.job import Job
 from dflash2_mlx.server.prompt import prepare
-from dflash2_mlx.server.worker import Job, Worker
+from dflash2_mlx.server.worker import Worker
 
 KEEPALIVE_S = 5.0  # agents give up on a silent stream after tens of seconds
 EARLY_S = 0.04  # a refusal that comes this early still gets its own HTTP status

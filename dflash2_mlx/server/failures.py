@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from dflash2_mlx.errors import DFlashError
+from dflash2_mlx.errors import DFlashError, unexpected
 
 log = logging.getLogger("dflash2_mlx.server")
 
@@ -63,8 +63,7 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
 async def on_bug(request: Request, error: Exception) -> JSONResponse:
     """Starlette's handler for what should never happen; the log has the rest."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    words = f"an unexpected {type(error).__name__} inside the server; its log says more"
-    return error_response(DFlashError(words), request.url.path)
+    return error_response(unexpected(error), request.url.path)
 
 
 def _body(path: str, status: int, words: str, code: str, param: str | None) -> dict[str, Any]:

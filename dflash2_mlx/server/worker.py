@@ -6,12 +6,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from dflash2_mlx.errors import DFlashError, EngineFailed, ServerBusy
-from dflash2_mlx.server.events import Ask, Done, Event, Failed, Queued
+from dflash2_mlx.errors import DFlashError, EngineFailed, ServerBusy, unexpected
+from dflash2_mlx.server.events import Ask, Done, Failed
+from dflash2_mlx.server.job import Cancelled, Deliver, Job, Tell
 from dflash2_mlx.server.metrics import Outcome, Tally
 
 if TYPE_CHECKING:
@@ -22,64 +23,7 @@ STALL_S = 120.0  # without a beat; a prefill chunk of the largest models takes h
 log = logging.getLogger("dflash2_mlx.server")
 
 State = Literal["loading", "ready", "busy", "unloaded", "failed", "closed"]
-Deliver = Callable[[Event], None]
-
-
-class Tell(Protocol):
-    """Hears the events of an answer, and raises `Cancelled` when nobody waits for them."""
-
-    def __call__(self, *events: Event) -> None: ...
-
-
 Answer = Callable[["Pair", "Ask | Prepared", Tell], None]
-
-
-class Cancelled(Exception):
-    """Nobody waits for this answer any more."""
-
-
-class Job:
-    """One request, from the queue to its end."""
-
-    def __init__(self, worker: "Worker", ask: "Ask | Prepared", deliver: Deliver) -> None:
-        self.ask = ask
-        self.position: int | None = None
-        self.done: Done | None = None  # sent when all is counted and the next one may begin
-        self._worker = worker
-        self._deliver = deliver
-        self._cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        """Give up, from any thread and in any state; events may still arrive for a moment."""
-        self._cancelled.set()
-        self._worker.withdraw(self)
-
-    def tell(self, *events: Event) -> None:
-        """Hand events on; called once for every pass, also without any.
-
-        Raises `Cancelled` when nobody waits for them.
-        """
-        self._worker.beat()
-        if self._cancelled.is_set():
-            raise Cancelled
-        for event in events:
-            if isinstance(event, Done):
-                self.done = event
-            else:
-                self.send(event)
-
-    def send(self, event: Event) -> None:
-        """Hand one event on; a receiver that is gone is a client that is gone."""
-        try:
-            self._deliver(event)
-        except Exception:  # its event loop was closed
-            self._cancelled.set()
-
-    def move_to(self, position: int) -> None:
-        """Say how many requests are before this one, if that is news."""
-        if position != self.position:
-            self.position = position
-            self.send(Queued(position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +106,8 @@ class Worker:
     def submit(self, ask: "Ask | Prepared", deliver: Deliver) -> Job:
         """Put a request in line; `deliver` is called from the worker's thread and from this one.
 
-        Raises `ServerBusy` when the line is full or the worker is closing.
+        Raises `ServerBusy` when the line is full or the worker is closing, and `EngineFailed` when
+        a dead thread cannot be started anew. Else exactly one `Done` or `Failed` is delivered.
         """
         job = Job(self, ask, deliver)
         with self._changed:
@@ -174,21 +119,23 @@ class Worker:
                     f"{len(self._queue)} requests are waiting, which is all that may; "
                     f"try again in {ServerBusy.retry_after_s} seconds"
                 )
-            self._queue.append(job)
-            job.move_to(len(self._queue) - 1)
             if self._dead:
                 self._start_thread()
+            self._queue.append(job)
+            job.move_to(len(self._queue) - 1)
             self._changed.notify_all()
         return job
 
     def withdraw(self, job: Job) -> None:
         """Take a request out of the line, if it is still there."""
         with self._changed:
-            if job in self._queue:
-                self._queue.remove(job)
-                self.tally.end("cancelled")
-                self._move_up()
-                self._changed.notify_all()
+            if job not in self._queue:
+                return
+            self._queue.remove(job)
+            self.tally.end("cancelled")
+            self._move_up()
+            self._changed.notify_all()
+        job.end(_unwanted())
 
     @property
     def _dead(self) -> bool:
@@ -227,7 +174,7 @@ class Worker:
             self._changed.notify_all()
             thread = self._thread
         for job in stopped:
-            job.send(Failed(ServerBusy("the server is shutting down")))
+            job.end(Failed(ServerBusy("the server is shutting down")))
             job.cancel()
         if thread is not None:
             thread.join()
@@ -236,8 +183,13 @@ class Worker:
 
     def _start_thread(self) -> None:
         self.beat()
-        self._thread = threading.Thread(target=self._serve, name="dflash2-mlx worker", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._serve, name="dflash2-mlx worker", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._state, self._reason = "failed", f"no thread for the engine: {error}"
+            raise EngineFailed(f"the system gives no thread for the engine: {error}") from None
+        self._thread = thread
 
     def _serve(self) -> None:
         try:
@@ -292,34 +244,44 @@ class Worker:
 
     def _run(self, job: Job) -> None:
         outcome: Outcome = "failed"
-        last: Event | None = None
+        last: Done | Failed = _died()
+        try:
+            outcome, last = self._outcome(job)
+        finally:  # also when the thread dies of it
+            self._finish(job, outcome, last)
+
+    def _outcome(self, job: Job) -> tuple[Outcome, Done | Failed]:
         try:
             with self._keep_awake():
                 job.tell()
                 self._answer(self._loaded(), job.ask, job.tell)
-            outcome, last = "done", job.done
         except Cancelled:
-            outcome = "cancelled"
+            return "cancelled", _unwanted()
         except DFlashError as error:
-            last = Failed(_bare(error))
+            return "failed", Failed(_bare(error))
         except Exception as error:
             log.exception("a request failed")
-            last = Failed(DFlashError(_broke(error)))
-        except BaseException:
-            last = Failed(EngineFailed("the engine died under this request; send it again"))
-            raise
-        finally:
-            self._finish(job, outcome, last)
+            return "failed", Failed(unexpected(error))
+        if job.done is None:
+            return "failed", Failed(EngineFailed("the engine stopped without an end to its answer"))
+        return "done", job.done
 
-    def _finish(self, job: Job, outcome: Outcome, last: Event | None) -> None:
-        self.tally.end(outcome)
-        if job.done is not None:
-            self.tally.take(job.done)
-        log.info("%s", _summary(outcome, job.done))
-        with self._changed:
-            self._running = None
-        if last is not None:
-            job.send(last)
+    def _finish(self, job: Job, outcome: Outcome, last: Done | Failed) -> None:
+        try:
+            self._count(outcome, job.done)
+        finally:
+            with self._changed:
+                self._running = None
+            job.end(last)
+
+    def _count(self, outcome: Outcome, done: Done | None) -> None:
+        try:
+            self.tally.end(outcome)
+            if done is not None:
+                self.tally.take(done)
+            log.info("%s", _summary(outcome, done))
+        except Exception:
+            log.exception("an answer could not be counted")
 
     def _loaded(self) -> "Pair":
         if self.pair is None:
@@ -337,7 +299,7 @@ class Worker:
             self._load_error = _bare(error)
         else:
             log.exception("loading failed")
-            self._load_error = EngineFailed(_broke(error))
+            self._load_error = EngineFailed(str(unexpected(error)))
         self._set("failed", f"loading failed: {self._load_error}")
         return self._load_error
 
@@ -357,13 +319,35 @@ class Worker:
 
     def _die(self, death: BaseException) -> None:
         """Say so, and let a new thread take care of the requests that wait."""
-        log.critical("the worker died", exc_info=death)
         with self._changed:
             self.pair, self._thread = None, None
             self._restarts += 1
             self._set("failed", f"the worker died: {type(death).__name__}; a request restarts it")
+            orphan, self._running = self._running, None
+            left = self._restart()
+        for job in [*left, *([orphan] if orphan else [])]:
+            job.end(_died())
+        with suppress(Exception):  # a log that cannot be written stops nobody
+            log.critical("the worker died", exc_info=death)
+
+    def _restart(self) -> list[Job]:
+        """Go on with those that wait; gives back those that no thread can be had for."""
+        try:
             if self._queue:
                 self._start_thread()
+            return []
+        except EngineFailed:
+            left = list(self._queue)
+            self._queue.clear()
+            return left
+
+
+def _died() -> Failed:
+    return Failed(EngineFailed("the engine died under this request; send it again"))
+
+
+def _unwanted() -> Failed:
+    return Failed(DFlashError("nobody waits for this answer any more"))
 
 
 def _bare(error: DFlashError) -> DFlashError:
@@ -381,7 +365,3 @@ def _summary(outcome: Outcome, done: Done | None) -> str:
         f"{usage.completion} written at {timings['predicted_per_second']:.1f} tok/s, "
         f"{done.effective['tokens_per_pass']:.2f} per pass, finish {done.finish}"
     )
-
-
-def _broke(error: Exception) -> str:
-    return f"an unexpected {type(error).__name__} inside the server; its log says more"

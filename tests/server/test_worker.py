@@ -3,47 +3,15 @@
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hearing import DONE, WAIT_S, Client, pair
 
 from dflash2_mlx.errors import BadCheckpoint, DFlashError, EngineFailed, ServerBusy
-from dflash2_mlx.server.events import Ask, Done, Event, Failed, Prefilling, Queued, Text, Usage
-from dflash2_mlx.server.worker import Job, Worker
-
-DONE = Done(
-    "stop",
-    Usage(prompt=7, completion=3, accepted=2, rejected=1),
-    {"prompt_ms": 500.0, "predicted_ms": 250.0, "predicted_per_second": 12.0},
-    {"tokens_per_pass": 1.5},
-)
-WAIT_S = 10.0
-
-
-def pair() -> Any:
-    effective = SimpleNamespace(describe=lambda: "tiny")
-    return SimpleNamespace(name="tiny", context_limit=99, notes=(), effective=lambda: effective)
-
-
-class Client:
-    """Keeps the events of one request."""
-
-    def __init__(self) -> None:
-        self.events: SimpleQueue[Event] = SimpleQueue()
-        self.heard: list[Event] = []
-
-    def last(self) -> Event:
-        """The event that ends the request."""
-        while True:
-            event = self.next()
-            if isinstance(event, Done | Failed):
-                return event
-
-    def next(self) -> Event:
-        event = self.events.get(timeout=WAIT_S)
-        self.heard.append(event)
-        return event
+from dflash2_mlx.server.events import Ask, Event, Failed, Prefilling, Queued, Text
+from dflash2_mlx.server.job import Job
+from dflash2_mlx.server.worker import Worker
 
 
 class Engine:
