@@ -1,20 +1,23 @@
 """The pass: propose a block, verify it in one forward, accept a prefix, rewind the rest."""
 
 import time
+from bisect import bisect
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
+from dflash2_mlx.borders import PREFILL_STEP, Marks, chunk_borders
 from dflash2_mlx.chooser import Chooser, Draft, TokenLogprobs, Verdict, greedy_chooser
+from dflash2_mlx.models.cache import leaves
 from dflash2_mlx.models.selector import Trellis
+from dflash2_mlx.reuse import Reuse
 from dflash2_mlx.target import Reading, Target
 
 MAX_UNSEEN = 256  # committed tokens that a parked drafter lags behind before it catches up
 MAX_PAUSE = 0.1  # of a pass: a reader that held us longer hides what the pass took
 FORCED_ROWS = 5  # of a pass whose drafts are certain: one read of quantized weights (qmv_wide)
-PREFILL_STEP = 2048  # tokens, mlx-lm's own chunk, so that chunk borders round alike
 
 FinishReason = Literal["stop", "length"]
 ChooseWidth = Callable[[], int]
@@ -99,25 +102,48 @@ class Conversation:
         """Tokens that the caches hold."""
         return len(self.tokens) - 1
 
-    def prefill(self, prompt: Sequence[int], progress: OnPrefill | None = None) -> None:
-        """Read all of a prompt but its last token, the first anchor, in chunks.
+    def prefill(
+        self,
+        prompt: Sequence[int],
+        progress: OnPrefill | None = None,
+        *,
+        marks: Marks | None = None,
+        reuse: Reuse | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Read all of a prompt but its last token, the first anchor, in chunks of `step` tokens.
 
-        The drafter takes in the rows that a block can still see. `progress` hears of every chunk
+        A chunk also ends at each of `marks`. With `reuse`, which asks for marks, reading goes on
+        from what earlier prompts left behind, and leaves its own. `progress` hears of every chunk
         and may raise to give up; the conversation is then of no use.
         """
+        step = step or PREFILL_STEP
         self.tokens = list(prompt)
-        first_seen = self._skip_unseen(self.length)
-        for start in range(0, self.length, PREFILL_STEP):
-            chunk = self.tokens[start : min(start + PREFILL_STEP, self.length)]
-            reading = self.target.read(mx.array(chunk), self.caches)
-            if reading.taps is not None and self.drafter and start + len(chunk) > first_seen:
-                taps = reading.taps[:, max(0, first_seen - start) :]
-                self.drafter.extend(self.context, taps)
-            # The head is never evaluated: nothing here asks for the logits.
-            mx.eval([cache.state for cache in (*self.caches, *self.context)])
+        borders = chunk_borders(self.length, marks, step)
+        # With marks every chunk gives all rows that a block behind it could see.
+        first_seen = self._skip_unseen(self.length) if marks is None else 0
+        start = reuse.resume(self, borders, step) if reuse else 0
+        for end in borders[bisect(borders, start) :]:
+            self._read(start, end, first_seen)
+            if reuse is not None:
+                reuse.keep(self, start, end)
             mx.clear_cache()
             if progress is not None:
-                progress(start + len(chunk), self.length)
+                progress(end, self.length)
+            start = end
+
+    def _read(self, start: int, end: int, first_seen: int) -> None:
+        """Read one chunk; the drafter takes in its rows from position `first_seen` on."""
+        reading = self.target.read(mx.array(self.tokens[start:end]), self.caches)
+        if reading.taps is not None and self.drafter and end > first_seen:
+            self.drafter.extend(self.context, reading.taps[:, max(0, first_seen - start) :])
+        # The head is never evaluated: nothing here asks for the logits.
+        mx.eval([cache.state for cache in (*self.caches, *self.context)])
+
+    @property
+    def leaf_caches(self) -> list[Any]:
+        """All caches that make up the state, of target and drafter."""
+        return [*leaves(self.caches), *self.context]
 
     def launch(self, width: int) -> Flight:
         """Propose and verify `width` rows (1: plain decoding) as one graph, and start it."""

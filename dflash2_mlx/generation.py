@@ -9,12 +9,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from dflash2_mlx.borders import Marks
 from dflash2_mlx.chooser import Chooser, TokenLogprobs
 from dflash2_mlx.decode import Conversation, FinishReason, OnPrefill, Step, decode
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.exactness import exactness_of
 from dflash2_mlx.pair import BlockSize, Effective, Pair, with_seed
 from dflash2_mlx.randomness import Randomness
+from dflash2_mlx.reuse import Reuse
 from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.steering import Steering
 from dflash2_mlx.text import TextReader
@@ -27,8 +29,9 @@ class Result:
     `accepted` holds the tokens emitted by each pass, in order; `redecided` counts those tokens that
     took a pass of their own because of `exact`. Rates are per second of wall time, decoding and
     prefill apart; `ttft_s` runs from the request to the first token. `from_draft` says of each
-    token whether it was drafted. `logprobs` has one entry for each token when the request asked
-    for them, else it is None.
+    token whether it was drafted. `cached_tokens` of the prompt were known from earlier requests;
+    `why_no_more` says why not more of them, and is None where nothing is kept. `logprobs` has one
+    entry for each token when the request asked for them, else it is None.
     """
 
     text: str
@@ -48,12 +51,15 @@ class Result:
     effective: Effective
     from_draft: tuple[bool, ...]
     tokens_from_draft: int
+    why_no_more: str | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `logprobs` is there when asked for, without what cannot come."""
         shown = asdict(self)
         del shown["logprobs"]
+        if self.why_no_more is None:
+            del shown["why_no_more"]
         if self.logprobs is not None:
             entries = zip(self.token_ids, self.logprobs, strict=True)
             shown["logprobs"] = [_as_json(token, logprobs) for token, logprobs in entries]
@@ -72,6 +78,8 @@ class Generation(Iterator[Step]):
         block_size: BlockSize,
         exact: bool,
         on_prefill: OnPrefill | None = None,
+        marks: Marks | None = None,
+        session: str | None = None,
     ) -> None:
         sampling.check_vocabulary(pair.target.vocab_size)
         if exact:
@@ -91,6 +99,8 @@ class Generation(Iterator[Step]):
             exactness_of(pair).tolerance if exact and self._steering.effective.drafting else None,
             coupled=sampling.seed is not None,
         )
+        self._reuse = reuse_of(pair, marks, session)
+        self._marks = marks or (Marks() if self._reuse else None)
         self._reader = TextReader(pair.tokenizer, sampling.stop, hidden=pair.end_tokens)
         self._steps: list[Step] = []
         self._started = self._prefilled = self._first = self._last = time.perf_counter()
@@ -118,24 +128,26 @@ class Generation(Iterator[Step]):
             place < step.from_draft for step in self._steps for place in range(len(step.tokens))
         )
         logprobs = tuple(entry for step in self._steps for entry in step.logprobs)
+        cached = self._reuse.cached_tokens if self._reuse else 0
         return Result(
             text="".join(step.text for step in self._steps),
             token_ids=tokens,
             finish_reason=self._steps[-1].finish_reason if self._steps else None,
             prompt_tokens=len(self._prompt),
             completion_tokens=len(tokens),
-            cached_tokens=0,
+            cached_tokens=cached,
             passes=len(accepted),
             accepted=accepted,
             redecided=sum(step.in_doubt for step in self._steps),
             tokens_per_pass=len(tokens) / max(1, len(accepted)),
             decode_tokens_per_s=_rate(len(tokens), self._last - self._prefilled),
-            prefill_tokens_per_s=_rate(len(self._prompt), self._prefilled - self._started),
+            prefill_tokens_per_s=_rate(len(self._prompt) - cached, self._prefilled - self._started),
             ttft_s=self._first - self._started,
             peak_memory_bytes=mx.get_peak_memory(),
             effective=with_seed(self._steering.effective, self._seed),
             from_draft=from_draft,
             tokens_from_draft=sum(from_draft),
+            why_no_more=self._reuse.cause if self._reuse else None,
             logprobs=logprobs if self._chooser.params.logprobs is not None else None,
         )
 
@@ -147,7 +159,13 @@ class Generation(Iterator[Step]):
             self._pair.drafter if self._steering.effective.drafting else None,
             self._chooser,
         )
-        conversation.prefill(self._prompt, self._on_prefill)
+        conversation.prefill(
+            self._prompt,
+            self._on_prefill,
+            marks=self._marks,
+            reuse=self._reuse,
+            step=self._pair.prefill_step,
+        )
         self._prefilled = time.perf_counter()
         steps = decode(
             conversation,
@@ -197,17 +215,23 @@ def stream_generate(
     block_size: BlockSize = "auto",
     exact: bool = False,
     on_prefill: OnPrefill | None = None,
+    marks: Marks | None = None,
+    session: str | None = None,
 ) -> Generation:
     """Generate step by step: an iterator of `Step`, each 1 to `block_size` verified tokens.
 
     `max_tokens` None means up to the context limit. With `exact`, which is for temperature 0,
     tokens that this machine's rounding could decide either way are decided by passes of one row, as
     in plain decoding; the first use for a target takes measurements. `on_prefill(done, total)`
-    hears of every chunk of the prompt that was read, and may raise to give up. Raises
-    `InvalidRequest` (`ContextExceeded`, `UnsupportedField`) before anything is computed.
+    hears of every chunk of the prompt that was read, and may raise to give up. Where the pair has
+    a `prefix_cache`, what earlier prompts left behind is not read again; `marks` say where the next
+    prompt will go on, and `session` only orders what is evicted. Raises `InvalidRequest`
+    (`ContextExceeded`, `UnsupportedField`) before anything is computed.
     """
     params = sampling or SamplingParams()
-    return Generation(pair, prompt_ids, params, max_tokens, block_size, exact, on_prefill)
+    return Generation(
+        pair, prompt_ids, params, max_tokens, block_size, exact, on_prefill, marks, session
+    )
 
 
 def generate(
@@ -218,14 +242,53 @@ def generate(
     max_tokens: int | None = None,
     block_size: BlockSize = "auto",
     exact: bool = False,
+    marks: Marks | None = None,
 ) -> Result:
     """Generate to the end; arguments as for `stream_generate`."""
     generation = stream_generate(
-        pair, prompt_ids, sampling, max_tokens=max_tokens, block_size=block_size, exact=exact
+        pair,
+        prompt_ids,
+        sampling,
+        max_tokens=max_tokens,
+        block_size=block_size,
+        exact=exact,
+        marks=marks,
     )
     for _ in generation:
         pass
     return generation.result
+
+
+def read_ahead(
+    pair: Pair,
+    ids: Sequence[int],
+    marks: Marks,
+    *,
+    session: str | None = None,
+    block_size: BlockSize = "auto",
+    on_prefill: OnPrefill | None = None,
+) -> int:
+    """Read what the next prompt is expected to begin with, so that its state is there; no answer.
+
+    Gives the number of tokens that were not known yet: 0 where the pair keeps nothing, or where the
+    ids do not fit the context.
+    """
+    reuse = reuse_of(pair, marks, session)
+    if reuse is None or len(ids) >= pair.context_limit:
+        return 0
+    drafter = pair.drafter if pair.effective(block_size).drafting else None
+    conversation = Conversation(pair.target, drafter)
+    # The anchor of a conversation is not read, so one more token stands behind the last.
+    tokens = [*ids, 0]
+    conversation.prefill(tokens, on_prefill, marks=marks, reuse=reuse, step=pair.prefill_step)
+    return len(ids) - reuse.cached_tokens
+
+
+def reuse_of(pair: Pair, marks: Marks | None, session: str | None) -> Reuse | None:
+    """What a prefill takes from the pair's prefix cache and leaves there; None without one."""
+    if pair.prefix_cache is None:
+        return None
+    return Reuse(pair.prefix_cache, pair.state_key, marks or Marks(), session)
 
 
 def checked_prompt(pair: Pair, prompt_ids: Sequence[int]) -> list[int]:

@@ -18,12 +18,13 @@ from dflash2_mlx.folders import read_object, revision_of
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.precision import set_target_precision
+from dflash2_mlx.prefix_cache import PrefixCache
 from dflash2_mlx.priors import prior_curve
 from dflash2_mlx.rounding import dtype_name
 from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.target import Target, most_bits, parameters
 from dflash2_mlx.targets import load_target
-from dflash2_mlx.tuning import Store, Tuning, tuning_key
+from dflash2_mlx.tuning import SEPARATOR, Store, Tuning, tuning_key
 
 # MLX's wide quantized kernel reads the weights once for up to 5 rows (mlx quantized.cpp, qmv_wide).
 MAX_QUANTIZED_BLOCK = 5
@@ -86,6 +87,8 @@ class Pair:
         self.context_limit = context_limit
         self.notes = notes
         self.tuning: Tuning | None = None
+        self.prefix_cache: PrefixCache | None = None  # set one, and prompts are not read again
+        self.prefill_step: int | None = None  # tokens read at once, None for the default
         self.revisions: tuple[str, ...] = (name,)  # of target and drafter: name and version each
         self.default_sampling = default_sampling or SamplingParams()
         self._why_plain = why_plain
@@ -95,6 +98,14 @@ class Pair:
     def drafter_limit(self) -> int:
         """Tokens that the drafter's positions reach; beyond them decoding is plain."""
         return NO_LIMIT if self.drafter is None else self.drafter.config.max_position_embeddings
+
+    @property
+    def state_key(self) -> str:
+        """Names all that a state depends on besides its tokens."""
+        parts = [*self.revisions, f"{self.target.bits}-bit {dtype_name(self.target.dtype)}"]
+        if self.drafter is not None:
+            parts.append(f"{most_bits(self.drafter)}-bit {dtype_name(self.drafter.dtype)}")
+        return SEPARATOR.join(parts)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, with the tokenizer's own start token."""

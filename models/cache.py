@@ -110,6 +110,21 @@ class KVCache:
         """Go back to a snapshot, also one further away than `trim` reaches."""
         self.keys, self.values, self.start, self.offset, self.origin = snapshot
 
+    def cut(self, start: int, end: int) -> tuple[mx.array, ...]:
+        """Copies, not evaluated, of the keys and values of tokens `start .. end-1`."""
+        rows = slice(start - self.start, end - self.start)
+        return tuple(mx.contiguous(array[..., rows, :]) for array in self.state)
+
+    def adopt(self, rows: tuple[mx.array, ...], start: int, offset: int, origin: int) -> None:
+        """Hold the rows of tokens `start .. offset-1`, as `cut` gave them; the cache was empty."""
+        self.keys, self.values = rows or (None, None)
+        self.start, self.offset, self.origin = start, offset, origin
+
+    @property
+    def first_visible(self) -> int:
+        """The oldest token that the next one sees."""
+        return self._first_visible(0)
+
     @property
     def state(self) -> list[mx.array]:
         """The arrays to evaluate."""
