@@ -17,7 +17,14 @@ WAIT_S = 10.0
 
 def pair() -> Any:
     effective = SimpleNamespace(describe=lambda: "tiny")
-    return SimpleNamespace(name="tiny", context_limit=99, notes=(), effective=lambda: effective)
+    return SimpleNamespace(
+        name="tiny",
+        context_limit=99,
+        notes=(),
+        tokenizer=None,
+        end_tokens=frozenset(),
+        effective=lambda: effective,
+    )
 
 
 class Client:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -92,7 +93,7 @@ def _no_constant(name: str) -> None:
 
 
 def _check_tree(content: Any) -> None:
-    """Raise for what is nested too deep, or holds half of a surrogate pair."""
+    """Raise for what is nested too deep, is no finite number, or is half of a surrogate pair."""
     level = [content]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -101,6 +102,8 @@ def _check_tree(content: Any) -> None:
                 below += [*value, *value.values()]
             elif isinstance(value, list):
                 below += value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise InvalidRequest("the body holds a number beyond any float; send a smaller one")
             elif isinstance(value, str) and not _is_utf8(value):
                 raise InvalidRequest("the body holds half of a surrogate pair; send UTF-8")
         if not below:

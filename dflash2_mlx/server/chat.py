@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import dflash2_mlx
 from dflash2_mlx.errors import InvalidRequest
@@ -26,10 +26,13 @@ from dflash2_mlx.server.events import (
     ToolArguments,
     ToolStart,
     Usage,
+    Waiting,
+    Writing,
 )
 from dflash2_mlx.server.exchange import Desk, Whole, collect
 from dflash2_mlx.server.failures import failed_sse
-from dflash2_mlx.server.fields import read_choice, read_form, read_stop, read_tools
+from dflash2_mlx.server.fields import read_choice, read_form, read_stop, read_tools, session_of
+from dflash2_mlx.server.jsontext import JSONAnswer
 from dflash2_mlx.server.shaping import plain
 
 # Known fields and the values at which they ask for nothing.
@@ -77,6 +80,7 @@ class SamplingFields(BaseModel):
     max_tokens: int | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
 
     def sampling(self) -> dict[str, Any]:
         """The fields that were set, with the engine's names."""
@@ -109,7 +113,6 @@ class ChatRequest(SamplingFields):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
 
     def sampling(self) -> dict[str, Any]:
         """The fields that were set, with the engine's names."""
@@ -119,7 +122,7 @@ class ChatRequest(SamplingFields):
         return {**super().sampling(), **scored}
 
 
-def to_ask(body: ChatRequest) -> Ask:
+def to_ask(body: ChatRequest, session: str | None = None) -> Ask:
     """The request; raises `InvalidRequest` naming the field that is wrong or not supported."""
     refuse(body, UNSUPPORTED)
     choice, box = read_choice(body.tool_choice, read_tools(body.tools))
@@ -135,7 +138,7 @@ def to_ask(body: ChatRequest) -> Ask:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         grammar=read_form(body.response_format, "response_format"),
         template={**given, **(body.chat_template_kwargs or {})},
-        session=body.prompt_cache_key,
+        session=session,
         notes=box.notes,
     )
 
@@ -145,11 +148,12 @@ async def chat(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read_body(request, ChatRequest)
     desk.check_model(body.model)
-    exchange = await desk.open(to_ask(body))
+    exchange = await desk.open(to_ask(body, session_of(request.headers, body.prompt_cache_key)))
     head = Head(desk.model)
     if body.stream:
-        return sse.EventStream(exchange, stream(head, exchange, body.include_usage))
-    return JSONResponse(whole(head, await collect(exchange, request)))
+        lines = stream(head, exchange, body.include_usage)
+        return sse.EventStream(exchange, lines, failed_sse)
+    return JSONAnswer(whole(head, await collect(exchange, request)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +193,9 @@ async def stream(
     yield chunk({"role": "assistant", "content": ""})
     async for event in events:
         match event:
-            case Queued() | Prefilling():
+            case Queued() | Prefilling() | Writing():
                 yield sse.comment(waiting(event))
-                yield chunk({}, dflash=_progress(event))
+                yield chunk({}, dflash=progress(event))
             case Reasoning(text=text):
                 yield chunk({"reasoning_content": text}, dflash=_origin(event))
             case Text():
@@ -264,17 +268,26 @@ def report(done: Done) -> dict[str, Any]:
     }
 
 
-def waiting(event: Queued | Prefilling) -> str:
+def waiting(event: Waiting) -> str:
     """What a client waits for, in words."""
-    if isinstance(event, Queued):
-        return f"queued, {event.position} before this one"
-    return f"prefill {event.done}/{event.total}"
+    match event:
+        case Queued(position=position):
+            return f"queued, {position} before this one"
+        case Prefilling(done=done, total=total):
+            return f"prefill {done}/{total}"
+        case Writing():
+            return "writing"
 
 
-def _progress(event: Queued | Prefilling) -> dict[str, Any]:
-    if isinstance(event, Queued):
-        return {"queued": event.position}
-    return {"prefill": [event.done, event.total]}
+def progress(event: Waiting) -> dict[str, Any]:
+    """The same for programs; an answer that is written needs no figures."""
+    match event:
+        case Queued(position=position):
+            return {"queued": position}
+        case Prefilling(done=done, total=total):
+            return {"prefill": [done, total]}
+        case Writing():
+            return {}
 
 
 def _origin(event: Text | Reasoning) -> dict[str, int]:

@@ -4,15 +4,17 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.server import sse
 from dflash2_mlx.server.body import read_body, refuse
 from dflash2_mlx.server.chat import UNSUPPORTED, Head, SamplingFields, report, usage, waiting
-from dflash2_mlx.server.events import Ask, Done, Event, Failed, Prefilling, Queued, Text
+from dflash2_mlx.server.events import Ask, Done, Event, Failed, Prefilling, Queued, Text, Writing
 from dflash2_mlx.server.exchange import Desk, Whole, collect
 from dflash2_mlx.server.failures import failed_sse
+from dflash2_mlx.server.fields import session_of
+from dflash2_mlx.server.jsontext import JSONAnswer
 
 RAW_UNSUPPORTED = {**UNSUPPORTED, "echo": (False,), "suffix": ("",)}
 
@@ -29,11 +31,14 @@ class CompletionRequest(SamplingFields):
         return {**super().sampling(), **scored}
 
 
-def to_ask(body: CompletionRequest) -> Ask:
+def to_ask(body: CompletionRequest, session: str | None = None) -> Ask:
     """The request; raises `InvalidRequest` naming the field that is wrong or not supported."""
     refuse(body, RAW_UNSUPPORTED)
     return Ask(
-        prompt=_only_prompt(body.prompt), sampling=body.sampling(), max_tokens=body.max_tokens
+        prompt=_only_prompt(body.prompt),
+        sampling=body.sampling(),
+        max_tokens=body.max_tokens,
+        session=session,
     )
 
 
@@ -42,11 +47,12 @@ async def completions(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read_body(request, CompletionRequest)
     desk.check_model(body.model)
-    exchange = await desk.open(to_ask(body))
+    exchange = await desk.open(to_ask(body, session_of(request.headers, body.prompt_cache_key)))
     head = Head(desk.model, "cmpl")
     if body.stream:
-        return sse.EventStream(exchange, stream(head, exchange, body.include_usage))
-    return JSONResponse(whole(head, await collect(exchange, request)))
+        lines = stream(head, exchange, body.include_usage)
+        return sse.EventStream(exchange, lines, failed_sse)
+    return JSONAnswer(whole(head, await collect(exchange, request)))
 
 
 async def stream(
@@ -59,7 +65,7 @@ async def stream(
 
     async for event in events:
         match event:
-            case Queued() | Prefilling():
+            case Queued() | Prefilling() | Writing():
                 yield sse.comment(waiting(event))
                 yield chunk("")
             case Text(text=text) if text:

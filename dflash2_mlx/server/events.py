@@ -64,6 +64,11 @@ class Prefilling:
 
 
 @dataclass(frozen=True, slots=True)
+class Writing:
+    """Tokens are being written; nothing of them can be shown yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reasoning:
     """A piece of the model's thinking: `tokens` of them, the draft proposed `from_draft`."""
 
@@ -136,4 +141,5 @@ class Failed:
     error: DFlashError
 
 
-Event = Queued | Prefilling | Reasoning | Text | ToolStart | ToolArguments | Done | Failed
+Waiting = Queued | Prefilling | Writing
+Event = Waiting | Reasoning | Text | ToolStart | ToolArguments | Done | Failed

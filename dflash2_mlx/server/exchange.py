@@ -22,6 +22,8 @@ from dflash2_mlx.server.events import (
     Text,
     ToolArguments,
     ToolStart,
+    Waiting,
+    Writing,
 )
 from dflash2_mlx.server.job import Job
 from dflash2_mlx.server.prompt import prepare
@@ -39,7 +41,7 @@ class ClientGone(Exception):
 class Exchange:
     """The events of one request, in order: exactly one `Done` or `Failed`, at the end.
 
-    Where nothing else happens for `keepalive_s` the last `Queued` or `Prefilling` is told again.
+    Where a client was shown nothing for `keepalive_s`, what it waits for is told again.
     """
 
     def __init__(self, keepalive_s: float) -> None:
@@ -48,6 +50,8 @@ class Exchange:
         self._arrived: asyncio.Queue[Event] = asyncio.Queue()
         self._ahead: deque[Event] = deque()
         self._job: Job | None = None
+        self._waiting: Waiting = Queued(0)
+        self._shown_at = self._loop.time()
 
     def deliver(self, event: Event) -> None:
         """Take an event in, on any thread."""
@@ -62,6 +66,10 @@ class Exchange:
         if self._job is not None:
             self._job.cancel()
 
+    def shown(self) -> None:
+        """Something went to the client; events of which it sees nothing are no sign of life."""
+        self._shown_at = self._loop.time()
+
     async def look_ahead(self) -> None:
         """Wait a moment for the first news; raises the error if that is what comes."""
         try:
@@ -74,23 +82,38 @@ class Exchange:
             raise self._ahead[-1].error
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        waiting: Event = Queued(0)
         while True:
-            event = await self._next() or waiting
-            if isinstance(event, Queued | Prefilling):
-                waiting = event
+            event = await self._next()
+            if event is None:
+                yield self._waiting
+                self.shown()
+                event = await self._next(at_once=False)
+                if event is None:
+                    continue
+            self._waiting = _waiting_behind(event)
             yield event
             if isinstance(event, Done | Failed):
                 return
 
-    async def _next(self) -> Event | None:
+    async def _next(self, at_once: bool = True) -> Event | None:
+        """The next event; None when the client has to be shown something first."""
         if self._ahead:
             return self._ahead.popleft()
+        due = self._shown_at + self._keepalive_s
+        if at_once and self._loop.time() >= due:
+            return None
         try:
-            async with asyncio.timeout(self._keepalive_s):
+            async with asyncio.timeout_at(due):
                 return await self._arrived.get()
         except TimeoutError:
             return None
+
+
+def _waiting_behind(event: Event) -> Waiting:
+    """What a client waits for once this has happened."""
+    if isinstance(event, Queued) or (isinstance(event, Prefilling) and event.done < event.total):
+        return event
+    return Writing()
 
 
 @dataclass(frozen=True, slots=True)

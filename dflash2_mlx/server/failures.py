@@ -1,14 +1,14 @@
 """Errors as every client reads them; the only place where they become HTTP."""
 
-import json
 import logging
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from dflash2_mlx.errors import DFlashError, unexpected
+from dflash2_mlx.server.jsontext import JSONAnswer, encoded
 
 log = logging.getLogger("dflash2_mlx.server")
 
@@ -27,27 +27,27 @@ def error_body(error: DFlashError, path: str) -> dict[str, Any]:
     return _body(path, error.status, str(error), error.code, error.param)
 
 
-def error_response(error: DFlashError, path: str) -> JSONResponse:
+def error_response(error: DFlashError, path: str) -> Response:
     """The error with its status, and when to try again."""
     seconds = getattr(error, "retry_after_s", None)
     headers = {} if seconds is None else {"Retry-After": str(seconds)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error_body(error, path), error.status, headers)
+    return JSONAnswer(error_body(error, path), error.status, headers)
 
 
 def failed_sse(error: DFlashError) -> str:
     """OpenAI's error in the middle of a stream."""
-    return f"data: {json.dumps(error_body(error, ''))}\n\n"
+    return f"data: {encoded(error_body(error, '')).decode()}\n\n"
 
 
-async def on_error(request: Request, error: Exception) -> JSONResponse:
+async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for ours."""
     assert isinstance(error, DFlashError)
     return error_response(error, request.url.path)
 
 
-async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+async def on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for its own: no such path, or another method."""
     assert isinstance(error, HTTPException)
     path, status = request.url.path, error.status_code
@@ -57,10 +57,10 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         words, code = f"{path} does not take {request.method}", "method_not_allowed"
     else:
         words, code = error.detail, "bad_request"
-    return JSONResponse(_body(path, status, words, code, None), status, error.headers)
+    return JSONAnswer(_body(path, status, words, code, None), status, error.headers)
 
 
-async def on_bug(request: Request, error: Exception) -> JSONResponse:
+async def on_bug(request: Request, error: Exception) -> Response:
     """Starlette's handler for what should never happen; the log has the rest."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(unexpected(error), request.url.path)

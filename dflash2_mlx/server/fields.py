@@ -11,6 +11,8 @@ from dflash2_mlx.server.events import Tool, ToolChoice
 
 MAX_SCHEMA = 256 * 2**10  # characters; compiling takes time on a thread that others wait for
 MAX_TOOLS = 512
+# Of Claude Code, and of opencode.
+SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ def choice_of(name: str, box: Toolbox) -> ToolChoice:
     if name not in {tool.name for tool in box.tools}:
         raise InvalidRequest(f"tool_choice names {name!r}, which is not among tools", "tool_choice")
     return name
+
+
+def session_of(headers: Mapping[str, str], key: str | None = None) -> str | None:
+    """What a client says belongs together: a field of its request, or a header."""
+    return key or next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
 
 
 def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -4,23 +4,24 @@ from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from dflash2_mlx.server.exchange import Desk
+from dflash2_mlx.server.jsontext import JSONAnswer
 
 NO_LIMIT = 2**31 - 1  # `pair.NO_LIMIT`, without the import that loads MLX
 
 
 async def models(request: Request) -> Response:
     """The one model that is served."""
-    return JSONResponse({"object": "list", "data": [_model(request.app.state.desk)]})
+    return JSONAnswer({"object": "list", "data": [_model(request.app.state.desk)]})
 
 
 async def model(request: Request) -> Response:
     """The same, asked for by one of its names."""
     desk: Desk = request.app.state.desk
     desk.check_model(request.path_params["name"])
-    return JSONResponse(_model(desk))
+    return JSONAnswer(_model(desk))
 
 
 async def health(request: Request) -> Response:
@@ -32,7 +33,7 @@ async def health(request: Request) -> Response:
     content["model"] = desk.model
     content["effective"] = None if about is None else asdict(about.effective)
     content["memory"] = _memory()
-    return JSONResponse(content, 200 if state.ok else 503)
+    return JSONAnswer(content, 200 if state.ok else 503)
 
 
 async def metrics(request: Request) -> Response:

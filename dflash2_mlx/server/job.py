@@ -18,6 +18,10 @@ class Tell(Protocol):
     def __call__(self, *events: Event) -> None: ...
 
 
+# Called once the end was sent, with what hears of every chunk read and may raise to stop.
+Afterwards = Callable[[Callable[[int, int], None]], None]
+
+
 class Cancelled(Exception):
     """Nobody waits for this answer any more."""
 
@@ -72,10 +76,20 @@ class Job:
 
     def end(self, last: Done | Failed) -> None:
         """Hand the last event on; only the first call, from whatever thread, counts."""
-        with self._ending:
-            is_first, self._ended = not self._ended, True
+        if self._is_first_end():
+            self._send(last)
+
+    def stop(self, last: Failed) -> None:
+        """End it where it runs; when the receiver hears of it, no further pass is begun."""
+        is_first = self._is_first_end()
+        self._cancelled.set()
         if is_first:
             self._send(last)
+
+    def _is_first_end(self) -> bool:
+        with self._ending:
+            is_first, self._ended = not self._ended, True
+        return is_first
 
     def _send(self, event: Event) -> None:
         """Hand one event on; a receiver that is gone is a client that is gone."""

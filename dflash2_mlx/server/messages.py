@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from dflash2_mlx.errors import ContextExceeded, InvalidRequest, ServerBusy
+from dflash2_mlx.errors import ContextExceeded, DFlashError, InvalidRequest, ServerBusy
 from dflash2_mlx.server import sse
 from dflash2_mlx.server.body import read_body, refuse
 from dflash2_mlx.server.chat import report
@@ -26,10 +26,12 @@ from dflash2_mlx.server.events import (
     ToolArguments,
     ToolStart,
     Usage,
+    Writing,
 )
 from dflash2_mlx.server.exchange import Desk, attend
 from dflash2_mlx.server.failures import error_body
-from dflash2_mlx.server.fields import read_form, read_stop
+from dflash2_mlx.server.fields import read_form, read_stop, session_of
+from dflash2_mlx.server.jsontext import JSONAnswer
 from dflash2_mlx.server.messages_blocks import (
     Block,
     Payload,
@@ -43,7 +45,6 @@ from dflash2_mlx.server.shaping import plain
 
 # Known fields and the values at which they ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": ()}
-SESSION_HEADER = "x-claude-code-session-id"
 
 
 class CountRequest(BaseModel):
@@ -125,15 +126,15 @@ async def messages(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read_body(request, MessagesRequest)
     desk.check_model(body.model)
-    ask = to_ask(body, request.headers.get(SESSION_HEADER))
+    ask = to_ask(body, session_of(request.headers))
     try:
         exchange = await desk.open(ask)
     except ContextExceeded as error:  # in the words by which Claude Code knows it
         raise ContextExceeded(f"prompt is too long: {error}", "messages") from None
     writer = Writer(desk.model, (body.thinking or {}).get("display") == "omitted", body.max_tokens)
     if body.stream:
-        return sse.EventStream(exchange, stream(writer, exchange))
-    return JSONResponse(await attend(exchange, request, whole(writer, exchange)))
+        return sse.EventStream(exchange, stream(writer, exchange), _failed)
+    return JSONAnswer(await attend(exchange, request, whole(writer, exchange)))
 
 
 async def count(request: Request) -> Response:
@@ -141,11 +142,11 @@ async def count(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read_body(request, CountRequest)
     desk.check_model(body.model)
-    pair = desk.worker.pair
+    pair = desk.worker.reading
     if pair is None:
-        raise ServerBusy("the model is not loaded now, its next answer loads it; try again later")
+        raise ServerBusy("the model could not be loaded yet; try again later")
     tokens = await run_in_threadpool(count_tokens, pair, to_ask(body))
-    return JSONResponse({"input_tokens": tokens})
+    return JSONAnswer({"input_tokens": tokens})
 
 
 async def stream(writer: "Writer", events: Any) -> AsyncIterator[str]:
@@ -153,6 +154,10 @@ async def stream(writer: "Writer", events: Any) -> AsyncIterator[str]:
     async for event in events:
         for payload in writer.feed(event):
             yield sse.data(payload, payload["type"])
+
+
+def _failed(error: DFlashError) -> str:
+    return sse.data(error_body(error, "/messages"), "error")
 
 
 async def whole(writer: "Writer", events: Any) -> dict[str, Any]:
@@ -210,7 +215,7 @@ class Writer:
 
     def _payloads(self, event: Event) -> Iterator[Payload]:
         match event:
-            case Queued() | Prefilling():
+            case Queued() | Prefilling() | Writing():
                 yield {"type": "ping"}
             case Reasoning(text=text) if text:
                 yield from self._add(text, ThinkingBlock(self.omit_thinking))

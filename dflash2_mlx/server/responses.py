@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from dflash2_mlx.errors import ContextExceeded, DFlashError, UnsupportedField
 from dflash2_mlx.server import sse
 from dflash2_mlx.server.body import read_body, refuse
 from dflash2_mlx.server.chat import UNSUPPORTED as CHAT_UNSUPPORTED
-from dflash2_mlx.server.chat import SamplingFields, report
+from dflash2_mlx.server.chat import SamplingFields, progress, report
 from dflash2_mlx.server.events import (
     Ask,
     Done,
@@ -26,9 +26,11 @@ from dflash2_mlx.server.events import (
     ToolArguments,
     ToolStart,
     Usage,
+    Writing,
 )
 from dflash2_mlx.server.exchange import Desk, attend
-from dflash2_mlx.server.fields import read_choice, read_form, read_tools
+from dflash2_mlx.server.fields import read_choice, read_form, read_tools, session_of
+from dflash2_mlx.server.jsontext import JSONAnswer
 from dflash2_mlx.server.responses_input import flat_tools, namespaces, read_input
 from dflash2_mlx.server.responses_items import CallItem, Item, MessageItem, Payload, ReasoningItem
 from dflash2_mlx.server.shaping import plain
@@ -60,7 +62,6 @@ class ResponsesRequest(SamplingFields):
     text: dict[str, Any] | None = None
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -69,7 +70,7 @@ class ResponsesRequest(SamplingFields):
         return bool((self.reasoning or {}).get("summary"))
 
 
-def to_ask(body: ResponsesRequest) -> Ask:
+def to_ask(body: ResponsesRequest, session: str | None = None) -> Ask:
     """The request; raises `InvalidRequest` naming the field that is wrong or not supported."""
     refuse(body, UNSUPPORTED)
     if "message.output_text.logprobs" in (body.include or ()):
@@ -90,7 +91,7 @@ def to_ask(body: ResponsesRequest) -> Ask:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         grammar=read_form((body.text or {}).get("format"), "text.format"),
         template={**template, **(body.chat_template_kwargs or {})},
-        session=body.prompt_cache_key,
+        session=session,
         notes=(*box.notes, *notes),
     )
 
@@ -100,7 +101,7 @@ async def responses(request: Request) -> Response:
     desk: Desk = request.app.state.desk
     body = await read_body(request, ResponsesRequest)
     desk.check_model(body.model)
-    ask = to_ask(body)
+    ask = to_ask(body, session_of(request.headers, body.prompt_cache_key))
     writer = Writer(desk.model, body, ask)
     try:
         exchange = await desk.open(ask)
@@ -112,8 +113,8 @@ async def responses(request: Request) -> Response:
             stream(writer, _only(Failed(error))), media_type="text/event-stream"
         )
     if body.stream:
-        return sse.EventStream(exchange, stream(writer, exchange))
-    return JSONResponse(await attend(exchange, request, whole(writer, exchange)))
+        return sse.EventStream(exchange, stream(writer, exchange), writer.failed)
+    return JSONAnswer(await attend(exchange, request, whole(writer, exchange)))
 
 
 async def stream(writer: "Writer", events: Any) -> AsyncIterator[str]:
@@ -159,6 +160,11 @@ class Writer:
         """What one event becomes, nothing included."""
         yield from self._numbered(self._payloads(event))
 
+    def failed(self, error: DFlashError) -> str:
+        """The last event of an answer that could not be written to its end."""
+        (payload,) = self.feed(Failed(error))
+        return sse.data(payload, payload["type"])
+
     def _numbered(self, payloads: Any) -> Iterator[Payload]:
         for payload in payloads:
             yield {**payload, "sequence_number": self._sent}
@@ -166,14 +172,10 @@ class Writer:
 
     def _payloads(self, event: Event) -> Iterator[Payload]:
         match event:
-            case Queued(position=position):
-                yield self._event(
-                    "response.in_progress", "in_progress", dflash={"queued": position}
-                )
-            case Prefilling(done=done, total=total):
+            case Queued() | Prefilling() | Writing():
                 # An event and no comment: only events keep Codex from giving up.
-                progress = {"prefill": [done, total]}
-                yield self._event("response.in_progress", "in_progress", dflash=progress)
+                told = progress(event)
+                yield self._event("response.in_progress", "in_progress", dflash=told)
             case Reasoning(text=text) if text:
                 yield from self._add(
                     text, ReasoningItem(*self._next("rs"), self.body.wants_summary)
@@ -249,7 +251,7 @@ class Writer:
             "metadata": body.metadata or {},
             "parallel_tool_calls": ask.parallel_tool_calls,
             "previous_response_id": None,
-            "prompt_cache_key": ask.session,
+            "prompt_cache_key": body.prompt_cache_key,
             "reasoning": body.reasoning,
             "store": False,
             "temperature": body.temperature,

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dflash2_mlx.errors import DFlashError, EngineFailed, ServerBusy, unexpected
+from dflash2_mlx.server.about import About, without_weights
 from dflash2_mlx.server.events import Ask, Done, Failed
 from dflash2_mlx.server.job import Cancelled, Deliver, Job, Tell
 from dflash2_mlx.server.metrics import Outcome, Tally
 
 if TYPE_CHECKING:
-    from dflash2_mlx.pair import Effective, Pair
+    from dflash2_mlx.pair import Pair
     from dflash2_mlx.server.prompt import Prepared
 
 STALL_S = 120.0  # without a beat; a prefill chunk of the largest models takes half a minute
@@ -24,16 +25,6 @@ log = logging.getLogger("dflash2_mlx.server")
 
 State = Literal["loading", "ready", "busy", "unloaded", "failed", "closed"]
 Answer = Callable[["Pair", "Ask | Prepared", Tell], None]
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What was loaded last; known on while it is unloaded."""
-
-    name: str
-    context_limit: int
-    effective: "Effective"
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +61,7 @@ class Worker:
         self.tally = Tally()
         self.pair: Pair | None = None  # other threads may look at it, and not compute with it
         self.about: About | None = None
+        self.reading: Pair | None = None  # the pair without its weights, kept while it is unloaded
         self._load, self._answer, self._keep_awake = load, answer, keep_awake
         self._max_queue, self._idle_unload_s, self._stall_s = max_queue, idle_unload_s, stall_s
         self._clock = clock
@@ -174,8 +166,7 @@ class Worker:
             self._changed.notify_all()
             thread = self._thread
         for job in stopped:
-            job.end(Failed(ServerBusy("the server is shutting down")))
-            job.cancel()
+            job.stop(Failed(ServerBusy("the server is shutting down")))
         if thread is not None:
             thread.join()
 
@@ -290,7 +281,7 @@ class Worker:
                 self.pair = pair = self._load()
             except Exception as error:
                 raise self._not_loaded(error) from None
-            self.about = About(pair.name, pair.context_limit, pair.effective(), pair.notes)
+            self.reading, self.about = without_weights(pair), About.of(pair)
             self._set("busy")
         return self.pair
 

@@ -167,6 +167,19 @@ def test_the_engine_answers_through_the_sdk() -> None:
     assert answer.usage.input_tokens == counted.input_tokens
 
 
+def test_tokens_are_counted_while_the_model_is_unloaded_and_leave_it_so() -> None:
+    body = {"messages": USER, "system": "be kind"}
+    with served(idle_unload_s=0.0) as client:
+        worker = client.app.state.desk.worker  # type: ignore[attr-defined]
+        assert worker.wait_for_state("unloaded", timeout_s=20)
+        counted = client.post("/v1/messages/count_tokens", json=body)
+        assert worker.pair is None
+        assert worker.health().state == "unloaded"
+        assert worker.reading.target is None
+        assert client.post("/v1/messages", json={**body, "max_tokens": 9}).status_code == 200
+    assert counted.json() == {"input_tokens": len(b"system: be kind\nuser: hi\n") + 1}
+
+
 def test_a_stop_sequence_is_named() -> None:
     messages = [{"role": "user", "content": "one two three"}]
     body = {"messages": messages, "max_tokens": 60, "stop_sequences": ["zzz", " th"]}
@@ -348,17 +361,3 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], named:
     assert error["type"] == "error"
     assert error["error"]["type"] == "invalid_request_error"
     assert named in error["error"]["message"]
-
-
-def test_the_session_of_claude_code_is_a_hint() -> None:
-    heard: list[Any] = []
-
-    def answer(pair: Any, asked: Any, tell: Any) -> None:
-        heard.append(asked.ask.session)
-        tell(done())
-
-    with served(answer=answer) as client:
-        headers = {"X-Claude-Code-Session-Id": "abc"}
-        body = {"messages": USER, "max_tokens": 9}
-        client.post("/v1/messages?beta=true", json=body, headers=headers)
-    assert heard == ["abc"]

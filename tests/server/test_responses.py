@@ -335,7 +335,7 @@ def test_fields_reach_the_engine_under_its_own_names() -> None:
         service_tier="auto",
     )
     assert asked.sampling == {"temperature": 0.5, "top_p": 0.9}
-    assert (asked.max_tokens, asked.parallel_tool_calls, asked.session) == (7, False, "thread")
+    assert (asked.max_tokens, asked.parallel_tool_calls) == (7, False)
     assert asked.template == {"reasoning_effort": "low"}
     assert asked.grammar is not None
 

@@ -131,6 +131,7 @@ def test_a_port_that_is_taken_is_said_before_a_model_loads() -> None:
         (b"\xff", 400, "not JSON"),
         (b'{"temperature": NaN}', 400, "NaN is no JSON number"),
         (b'{"a": "\\ud800"}', 400, "surrogate"),
+        (b'{"metadata": {"a": [1e999]}}', 400, "beyond any float"),
         (b'{"seed": ' + b"9" * 5000 + b"}", 400, "not JSON"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, 413, "nested deeper"),
         (b"[" * 100_000, 413, "nested deeper"),
