@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import mlx.core as mx
+import mlx.nn as nn
 from families import build
 from tiny import pair_of, tiny_drafter, tiny_pair
 
@@ -22,8 +24,10 @@ KINDS = ("dense", "grouped sliding", "qwen3_5", "lfm2")
 
 
 @cache
-def model_of(kind: str):
-    return build(kind)
+def model_of(kind: str) -> nn.Module:
+    model = build(kind)
+    mx.eval(model.parameters())  # on this thread, whoever computes with it
+    return model
 
 
 def pair_for(kind: str, drafting: bool = True, budget: int | None = PLENTY) -> Pair:

@@ -11,8 +11,9 @@ from dflash2_mlx.chooser import TokenLogprobs
 from dflash2_mlx.errors import UnsupportedField
 from dflash2_mlx.generation import Generation, Result, stream_generate
 from dflash2_mlx.pair import BlockSize, Pair
+from dflash2_mlx.server.ahead import Listener, read_on
 from dflash2_mlx.server.events import Ask, Done, Event, Prefilling, Text, ToolStart, Usage
-from dflash2_mlx.server.job import Tell
+from dflash2_mlx.server.job import Afterwards, Tell
 from dflash2_mlx.server.prompt import Prepared, prepare
 from dflash2_mlx.server.segments import Segmenter
 from dflash2_mlx.text import Detokenizer
@@ -30,12 +31,15 @@ class Answerer:
     block_size: BlockSize = "auto"
     exact: bool = False
 
-    def __call__(self, pair: Pair, asked: Ask | Prepared, tell: Tell) -> None:
-        """Tell of an answer from its prefill to `Done`.
+    def __call__(self, pair: Pair, asked: Ask | Prepared, tell: Tell) -> Afterwards:
+        """Tell of an answer from its prefill to `Done`; gives what is to be done behind that.
 
         Raises `DFlashError` where it cannot be given, and what `tell` raises.
         """
         prepared = prepare(pair, asked) if isinstance(asked, Ask) else asked
+        if prepared.marks is None and pair.prefix_cache is not None:
+            prepared = prepare(pair, prepared.ask)  # it came while there was no pair
+        tell = heard = Listener(tell)
         exact, prepared = self._settled(prepared)
         generation = stream_generate(
             pair,
@@ -45,10 +49,13 @@ class Answerer:
             block_size=self.block_size,
             exact=exact,
             on_prefill=lambda done, total: tell(Prefilling(done, total)),
+            marks=prepared.marks,
+            session=prepared.ask.session,
         )
         with closing(generation):
             tell(Prefilling(0, len(prepared.ids) - 1))
             _tell_steps(pair, prepared, generation, tell)
+        return lambda go_on: read_on(pair, prepared.ask, heard, self.block_size, go_on)
 
     def _settled(self, prepared: Prepared) -> tuple[bool, Prepared]:
         """Whether near ties are settled in this answer, and the request with a note if not."""
@@ -128,11 +135,12 @@ def _usage(result: Result, num_drafted: int, num_reasoning: int) -> Usage:
 
 def _timings(result: Result, num_drafted: int) -> dict[str, float]:
     """As llama.cpp names them."""
-    prompt_s = _seconds(result.prompt_tokens, result.prefill_tokens_per_s)
+    num_read = result.prompt_tokens - result.cached_tokens
+    prompt_s = _seconds(num_read, result.prefill_tokens_per_s)
     predicted_s = _seconds(result.completion_tokens, result.decode_tokens_per_s)
     return {
         "cache_n": result.cached_tokens,
-        "prompt_n": result.prompt_tokens - result.cached_tokens,
+        "prompt_n": num_read,
         "prompt_ms": 1000 * prompt_s,
         "prompt_per_second": result.prefill_tokens_per_s,
         "predicted_n": result.completion_tokens,

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from dflash2_mlx.borders import Marks
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.generation import checked_prompt
 from dflash2_mlx.grammar import Grammar
+from dflash2_mlx.marking import marks_of, raw_marks
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.server.events import Ask, Message, Tool
@@ -25,6 +27,17 @@ class Prepared:
     tools: tuple[Tool, ...] = ()
     starts_in_reasoning: bool = False
     notes: tuple[str, ...] = ()
+    marks: Marks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Messages and variables as the template takes them, the ids it gave, and notes."""
+
+    messages: list[Message]
+    variables: dict[str, Any]
+    ids: list[int]
+    notes: tuple[str, ...]
 
 
 def prepare(pair: Pair, ask: Ask) -> Prepared:
@@ -36,8 +49,10 @@ def prepare(pair: Pair, ask: Ask) -> Prepared:
     sampling = _sampling(pair, ask, held.grammar)
     if ask.prompt is not None:
         ids = pair.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
-        return Prepared(ask, tuple(checked_prompt(pair, ids)), sampling, notes=ask.notes)
-    ids, notes = _rendered(pair, ask)
+        ids = tuple(checked_prompt(pair, ids))
+        return Prepared(ask, ids, sampling, notes=ask.notes, marks=raw_marks(pair, len(ids)))
+    rendered = render(pair, ask)
+    ids = rendered.ids
     starts_in_reasoning = opens_reasoning(pair.tokenizer, ids, pair.end_tokens)
     if starts_in_reasoning and _holds_at_once(ask):
         ids, starts_in_reasoning = [*ids, *_end_of_thought(pair)], False
@@ -47,17 +62,18 @@ def prepare(pair: Pair, ask: Ask) -> Prepared:
         sampling,
         tools=_shown(ask),
         starts_in_reasoning=starts_in_reasoning,
-        notes=(*notes, *held.notes),
+        notes=(*rendered.notes, *held.notes),
+        marks=marks_of(pair, rendered.messages, ids, rendered.variables),
     )
 
 
 def count_tokens(pair: Pair, ask: Ask) -> int:
     """How long the prompt of messages is, also where it is longer than the model reads."""
-    return len(_rendered(pair, ask)[0])
+    return len(render(pair, ask).ids)
 
 
-def _rendered(pair: Pair, ask: Ask) -> tuple[list[int], tuple[str, ...]]:
-    """The ids of messages, unchecked, and notes about what was moved to fit the template."""
+def render(pair: Pair, ask: Ask) -> Rendered:
+    """The ids of messages, unchecked; notes tell what was moved to fit the template."""
     if not ask.messages:
         raise InvalidRequest("messages is empty, expected at least one", "messages")
     template, notes = template_of(pair), list(ask.notes)
@@ -67,7 +83,8 @@ def _rendered(pair: Pair, ask: Ask) -> tuple[list[int], tuple[str, ...]]:
         variables["enable_thinking"] = False  # a form holds from the first token on
     if tools:
         variables["tools"] = tools
-    return _encode(pair, messages, variables), (*notes, *moved)
+    ids = _encode(pair, messages, variables)
+    return Rendered(messages, variables, ids, (*notes, *moved))
 
 
 def _shown(ask: Ask) -> tuple[Tool, ...]:

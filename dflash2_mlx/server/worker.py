@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from dflash2_mlx.errors import DFlashError, EngineFailed, ServerBusy, unexpected
 from dflash2_mlx.server.about import About, without_weights
 from dflash2_mlx.server.events import Ask, Done, Failed
-from dflash2_mlx.server.job import Cancelled, Deliver, Job, Tell
+from dflash2_mlx.server.job import Afterwards, Cancelled, Deliver, Job, Tell
 from dflash2_mlx.server.metrics import Outcome, Tally
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ STALL_S = 120.0  # without a beat; a prefill chunk of the largest models takes h
 log = logging.getLogger("dflash2_mlx.server")
 
 State = Literal["loading", "ready", "busy", "unloaded", "failed", "closed"]
-Answer = Callable[["Pair", "Ask | Prepared", Tell], None]
+Answer = Callable[["Pair", "Ask | Prepared", Tell], Afterwards | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Worker:
         self._changed = threading.Condition()
         self._queue: deque[Job] = deque()
         self._running: Job | None = None
+        self._afterwards: Afterwards | None = None
         self._thread: threading.Thread | None = None
         self._state: State = "unloaded"
         self._reason = ""
@@ -240,12 +241,30 @@ class Worker:
             outcome, last = self._outcome(job)
         finally:  # also when the thread dies of it
             self._finish(job, outcome, last)
+        self._do_afterwards()
+
+    def _do_afterwards(self) -> None:
+        """What the answer left to do, until another request waits."""
+
+        def go_on(done: int, total: int) -> None:
+            self.beat()
+            if self._queue or self._closing:
+                raise Cancelled
+
+        afterwards, self._afterwards = self._afterwards, None
+        try:
+            if afterwards is not None and not self._closing:
+                afterwards(go_on)
+        except Cancelled:
+            return
+        except Exception:
+            log.exception("the next turn could not be read ahead")
 
     def _outcome(self, job: Job) -> tuple[Outcome, Done | Failed]:
         try:
             with self._keep_awake():
                 job.tell()
-                self._answer(self._loaded(), job.ask, job.tell)
+                self._afterwards = self._answer(self._loaded(), job.ask, job.tell)
         except Cancelled:
             return "cancelled", _unwanted()
         except DFlashError as error:
