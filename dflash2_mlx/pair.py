@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from dflash2_mlx.catalogue import load_catalogue
-from dflash2_mlx.chip import this_chip
+from dflash2_mlx.chip import Chip, this_chip
 from dflash2_mlx.constraint import Constraint, grammar_tokenizer
 from dflash2_mlx.defaults import merged, sampling_defaults
 from dflash2_mlx.drafters import drafter_in_precision
@@ -16,7 +17,8 @@ from dflash2_mlx.errors import InvalidRequest, PairMismatch
 from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
 from dflash2_mlx.folders import read_object, revision_of
 from dflash2_mlx.grammar import Grammar
-from dflash2_mlx.models.drafter import Drafter
+from dflash2_mlx.machine import check_folders
+from dflash2_mlx.models.drafter import Drafter, Head
 from dflash2_mlx.precision import set_target_precision
 from dflash2_mlx.prefix_cache import PrefixCache
 from dflash2_mlx.priors import prior_curve
@@ -25,6 +27,9 @@ from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.target import Target, most_bits, parameters
 from dflash2_mlx.targets import load_target
 from dflash2_mlx.tuning import SEPARATOR, Store, Tuning, tuning_key
+
+if TYPE_CHECKING:
+    from dflash2_mlx.budget import Guard
 
 # MLX's wide quantized kernel reads the weights once for up to 5 rows (mlx quantized.cpp, qmv_wide).
 MAX_QUANTIZED_BLOCK = 5
@@ -88,6 +93,7 @@ class Pair:
         self.notes = notes
         self.tuning: Tuning | None = None
         self.prefix_cache: PrefixCache | None = None  # set one, and prompts are not read again
+        self.guard: Guard | None = None  # lets in what fits into memory
         self.prefill_step: int | None = None  # tokens read at once, None for the default
         self.revisions: tuple[str, ...] = (name,)  # of target and drafter: name and version each
         self.default_sampling = default_sampling or SamplingParams()
@@ -211,9 +217,11 @@ def load_pair(
     `target` and `drafter` are catalogue names, hub ids (`owner/name[@revision]`) or folders.
     `drafter` None takes the catalogue's for this target, False takes none. `dtype` of the target
     is auto (default), stored, float32 or bfloat16; `drafter_bits` are 4, 8, 16 or None (by size
-    and chip). Raises a `DFlashError` naming what does not fit.
+    and chip). Raises a `DFlashError` naming what does not fit: `OutOfMemory` before anything large
+    is read.
     """
     folder = target_folder(target, progress=progress)
+    check_folders(folder)
     read = load_target(folder)
     model, tokenizer = read.model, read.tokenizer
     default_sampling, default_notes = sampling_defaults(folder)
@@ -229,6 +237,7 @@ def load_pair(
         loaded, wrapped, drafter_name = None, Target(model), None
     else:
         draft_folder = drafter_folder(drafter, progress=progress)
+        check_folders(folder, draft_folder)
         loaded = drafter_in_precision(draft_folder, drafter_bits, this_chip(), progress)
         wrapped = join(model, loaded)
         _check_vocabulary(draft_folder, tokenizer)
@@ -276,9 +285,21 @@ def join(model: Any, drafter: Drafter) -> Target:
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
     )
-    head, dtype = target.head, target.dtype
-    drafter.bind(target.embedding, lambda hidden: head(hidden.astype(dtype)))
+    drafter.bind(target.embedding, draft_head(target, this_chip()))
     return Target(model, drafter.config.target_layer_ids)
+
+
+def draft_head(target: Target, chip: Chip) -> Head:
+    """The target's head for the few rows of a draft: `[T, D]` of any dtype -> `[T, V]`.
+
+    On a CPU the weights of a plain head multiply from the left: MKL reads them a quarter faster.
+    """
+    head, dtype = target.head, target.dtype
+    owner: Any = getattr(head, "__self__", head)  # an embedding's `as_linear` is a method
+    is_plain = type(owner) in (nn.Linear, nn.Embedding) and "bias" not in owner
+    if chip.on_cpu and is_plain:
+        return lambda hidden: mx.contiguous((owner.weight @ hidden.astype(dtype).T).T)
+    return lambda hidden: head(hidden.astype(dtype))
 
 
 def end_tokens(tokenizer: Any, folder: Path) -> frozenset[int]:

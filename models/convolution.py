@@ -2,6 +2,9 @@
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+
+Kernel = tuple[mx.array, ...]
 
 
 class GroupedDynamicConv(nn.Module):
@@ -20,21 +23,25 @@ class GroupedDynamicConv(nn.Module):
             hidden_size, 2 * kernel_size * hidden_size // group_size, bias=False
         )
 
-    def coefficients(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Both sides' kernels `[B, L, taps, groups, group]` for a sublayer's input `[B, L, D]`."""
-        dynamic = self.kernel_projection(x).reshape(*x.shape[:2], *self._shape)
-        base = self.base_kernel.reshape(*self._shape[:3], -1).astype(x.dtype)
-        kernel = base + dynamic
-        return kernel[:, :, 0], kernel[:, :, 1]
+    def coefficients(self, x: mx.array) -> tuple[Kernel, Kernel]:
+        """Both sides' kernels for a sublayer's input `[L, D]`: a `[L, 1, groups, group]` per tap.
 
-    def __call__(self, x: mx.array, kernel: mx.array) -> mx.array:
-        """Convolve rows: `[B, L, D]` with `[B, L, taps, groups, group]` -> `[B, L, D]`."""
-        batch, length, _ = x.shape
-        num_taps = kernel.shape[2]
-        rows = x.reshape(batch, length, *kernel.shape[3:])
-        padded = mx.pad(rows, [(0, 0), (num_taps - 1, 0), (0, 0), (0, 0)])
-        out = kernel[:, :, 0] * rows
-        for tap in range(1, num_taps):
-            first = num_taps - 1 - tap
-            out = out + kernel[:, :, tap] * padded[:, first : first + length]
+        Zero where a tap would read a row before the block.
+        """
+        num_rows, num_taps = len(x), self._shape[1]
+        dynamic = self.kernel_projection(x).reshape(num_rows, *self._shape)
+        base = self.base_kernel.reshape(*self._shape[:3], -1).astype(x.dtype)
+        inside = np.arange(num_rows)[:, None] >= np.arange(num_taps)
+        kernel = (base + dynamic) * mx.array(inside[:, None, :, None, None], dtype=x.dtype)
+        taps = mx.split(kernel.flatten(1, 2), 2 * num_taps, axis=1)
+        return tuple(taps[:num_taps]), tuple(taps[num_taps:])
+
+    def __call__(self, x: mx.array, kernel: Kernel) -> mx.array:
+        """Convolve rows `[L, D]` -> `[L, D]`."""
+        rows = x.reshape(kernel[0].shape)
+        out = kernel[0] * rows
+        for tap, coefficients in enumerate(kernel[1:], 1):
+            # Rows before the block are read as row 0; their coefficients are zero.
+            earlier = np.maximum(np.arange(len(x)) - tap, 0)
+            out = out + coefficients * mx.take(rows, mx.array(earlier), axis=0)
         return out.reshape(x.shape)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -9,6 +10,7 @@ import mlx.nn as nn
 from dflash2_mlx.models import checkpoint, speculators
 from dflash2_mlx.models.cache import KVCache
 from dflash2_mlx.models.config import DrafterConfig
+from dflash2_mlx.models.context import ContextProjection
 from dflash2_mlx.models.layers import DecoderLayer
 from dflash2_mlx.models.selector import CandidateSelector, Trellis, independent_rows
 
@@ -52,7 +54,20 @@ class Drafter(nn.Module):
         # Behind lambdas: a module set as an attribute would become one of our parameters.
         self.embed = lambda ids: embed(ids)
         self.head = lambda hidden: head(hidden)
+        self._fuse()
         return self
+
+    def set_dtype(self, *args: Any, **kwargs: Any) -> None:
+        """Cast, also what a bound drafter computes with."""
+        super().set_dtype(*args, **kwargs)
+        if hasattr(self, "head"):
+            self._fuse()
+
+    def _fuse(self) -> None:
+        for layer in self.layers:
+            layer.self_attn.fuse()
+            layer.mlp.fuse()
+        self._project_context = ContextProjection([layer.self_attn for layer in self.layers])
 
     @property
     def context_rows(self) -> int | None:
@@ -71,9 +86,14 @@ class Drafter(nn.Module):
 
     def extend(self, context: Context, taps: mx.array) -> None:
         """Take in the target's tapped hidden states `[1, S, taps * D]` of S committed tokens."""
-        rows = self._context_rows(context, taps)
-        for layer, cache in zip(self.layers, context, strict=True):
-            layer.self_attn.extend(rows, cache)
+        limit = self.config.context_rows
+        if limit is not None and (too_old := taps.shape[1] - limit) > 0:
+            self.skip(context, too_old)
+            taps = taps[:, too_old:]
+        rows = self.hidden_norm(self.fc(taps[0].astype(self.dtype)))
+        stored = self._project_context(rows, context[0].offset)
+        for cache, keys_and_values in zip(context, stored, strict=True):
+            cache.update_and_fetch(*keys_and_values)
 
     def propose(
         self, context: Context, taps: mx.array | None, anchor: mx.array, width: int
@@ -95,31 +115,24 @@ class Drafter(nn.Module):
     ) -> mx.array:
         """Final hidden states `[width - 1, D]` of the block's mask rows."""
         masks = mx.full((width - 1,), self.config.mask_token_id, dtype=mx.uint32)
-        block = mx.concatenate([anchor.astype(mx.uint32), masks])[None]
+        block = mx.concatenate([anchor.astype(mx.uint32), masks])
+        if taps is not None:
+            self.extend(context, taps)
         x = self.embed(block).astype(self.dtype) * self.config.input_embedding_scale
-        rows = None if taps is None else self._context_rows(context, taps)
         for layer, cache in zip(self.layers, context, strict=True):
-            x = layer(x, rows, cache)
-        out: mx.array = self.norm(x[0, 1:])
+            x = layer(x, cache)
+        out: mx.array = self.norm(x[1:])
         return out
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits `[T, V]` float32 of hidden states `[T, D]`, with the config's scale and cap."""
         config = self.config
         logits = self.head(hidden)[:, : config.vocab_size].astype(mx.float32)
-        logits = logits * config.output_multiplier
+        if config.output_multiplier != 1.0:
+            logits = logits * config.output_multiplier
         if cap := config.final_logit_softcapping:
             logits = mx.tanh(logits / cap) * cap
         return logits
-
-    def _context_rows(self, context: Context, taps: mx.array) -> mx.array:
-        """What every layer stores of the taps `[1, S, taps * D]` -> `[1, S', D]`."""
-        limit = self.config.context_rows
-        if limit is not None and (too_old := taps.shape[1] - limit) > 0:
-            self.skip(context, too_old)
-            taps = taps[:, too_old:]
-        rows: mx.array = self.hidden_norm(self.fc(taps.astype(self.dtype)))
-        return rows
 
 
 def load_drafter(folder: str | Path) -> Drafter:

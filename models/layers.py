@@ -1,6 +1,8 @@
-"""One layer of a DFlash drafter: attention over context and block, feed-forward, convolutions."""
+"""One layer of a DFlash drafter: attention over context and block, feed-forward, convolutions.
 
-from collections.abc import Callable
+A block is rows `[L, D]`. What each row does by itself is compiled; between the two halves of a
+layer the rows attend to a context that grows.
+"""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,6 +12,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 from dflash2_mlx.models.cache import KVCache
 from dflash2_mlx.models.config import DrafterConfig
 from dflash2_mlx.models.convolution import GroupedDynamicConv
+from dflash2_mlx.models.stacked import stacked
 
 
 class Attention(nn.Module):
@@ -37,34 +40,34 @@ class Attention(nn.Module):
             max_position_embeddings=config.max_position_embeddings,
         )
 
-    def __call__(self, x: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
-        """`x` `[B, L, D]` block, `context` `[B, S, D]` rows new to the cache -> `[B, L, D]`.
+    def fuse(self) -> None:
+        """Put weights that read the same rows into one product; again when they change."""
+        num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
+        self._project = stacked([self.q_proj, self.k_proj, self.v_proj])
+        norms = [self.q_norm.weight] * num_heads + [self.k_norm.weight] * num_kv_heads
+        norm = mx.stack(norms)[:, None]
+        mx.eval(norm)
+        self._norm = lambda x: mx.fast.rms_norm(x, None, self.q_norm.eps) * norm
 
-        The context's rows stay in the cache; the block's are written behind them and rewound.
-        """
-        length = x.shape[1]
-        rows = x if context is None else mx.concatenate([context, x], axis=1)
-        keys, values = self._store(rows, cache)
-        cache.trim(length)
-        queries = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
-        queries = self.rope(queries, offset=cache.offset)
-        mask = self._mask(length, keys.shape[2])
-        out = mx.fast.scaled_dot_product_attention(
+    def project(self, x: mx.array, offset: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values `[1, heads, L, head_dim]` of rows `[L, D]` at `offset` `[]`."""
+        num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
+        heads = self._project(x).reshape(1, len(x), num_heads + 2 * num_kv_heads, -1)
+        heads = heads.swapaxes(1, 2)
+        rotated = self.rope(self._norm(heads[:, :-num_kv_heads]), offset=offset)
+        return rotated[:, :num_heads], rotated[:, num_heads:], heads[:, -num_kv_heads:]
+
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+        """`queries` `[1, heads, L, head_dim]` look at keys that end with the block's own."""
+        mask = self._mask(queries.shape[2], keys.shape[2])
+        return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=mask
         )
-        return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
 
-    def extend(self, context: mx.array, cache: KVCache) -> None:
-        """Store context rows `[B, S, D]` without a block."""
-        self._store(context, cache)
-
-    def _store(self, rows: mx.array, cache: KVCache) -> tuple[mx.array, mx.array]:
-        keys = self.k_norm(self._heads(self.k_proj(rows), self.num_kv_heads))
-        values = self._heads(self.v_proj(rows), self.num_kv_heads)
-        return cache.update_and_fetch(self.rope(keys, offset=cache.offset), values)
-
-    def _heads(self, x: mx.array, num_heads: int) -> mx.array:
-        return x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
+    def leave(self, attended: mx.array) -> mx.array:
+        """`[1, heads, L, head_dim]` -> `[L, D]`."""
+        out: mx.array = self.o_proj(attended[0].swapaxes(0, 1).reshape(attended.shape[2], -1))
+        return out
 
     def _mask(self, length: int, num_keys: int) -> mx.array | None:
         """Keys are consecutive positions that end with the block's last row."""
@@ -90,9 +93,13 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(dim, hidden_dim, bias=False)
         self.down_proj = nn.Linear(hidden_dim, dim, bias=False)
 
+    def fuse(self) -> None:
+        """Put weights that read the same rows into one product; again when they change."""
+        self._project = stacked([self.gate_proj, self.up_proj])
+
     def __call__(self, x: mx.array) -> mx.array:
-        """`[B, L, D]` -> `[B, L, D]`."""
-        out: mx.array = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        """`[L, D]` -> `[L, D]`."""
+        out: mx.array = self.down_proj(swiglu(*mx.split(self._project(x), 2, axis=-1)))
         return out
 
 
@@ -111,19 +118,36 @@ class DecoderLayer(nn.Module):
             conv = (dim, config.conv_kernel_size, config.conv_group_size)
             self.attention_conv = GroupedDynamicConv(*conv)
             self.mlp_conv = GroupedDynamicConv(*conv)
+        self._enter_compiled = mx.compile(self.enter)
+        self._leave_compiled = mx.compile(self.leave)
 
-    def __call__(self, x: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
-        """`x` `[B, L, D]`, `context` `[B, S, D]` -> `[B, L, D]`."""
-        attend = lambda rows: self.self_attn(rows, context, cache)  # noqa: E731
+    def __call__(self, x: mx.array, cache: KVCache) -> mx.array:
+        """`[L, D]` behind the context's rows in the cache -> `[L, D]`.
+
+        The block's own rows are written behind them and rewound.
+        """
+        offset = mx.array(cache.offset)
+        queries, keys, values, *after = self._enter_compiled(x, offset)
+        keys, values = cache.update_and_fetch(keys, values)
+        cache.trim(len(x))
+        attended = self.self_attn.attend(queries, keys, values)
+        out: mx.array = self._leave_compiled(x, attended, *after)
+        return out
+
+    def enter(self, x: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
+        """Queries, keys and values of rows `[L, D]`, and the kernel of the convolution behind."""
+        x = self.input_layernorm(x)
         if not self.has_conv:
-            x = x + attend(self.input_layernorm(x))
-            return x + self.mlp(self.post_attention_layernorm(x))
-        x = x + _convolved(attend, self.attention_conv, self.input_layernorm(x))
-        return x + _convolved(self.mlp, self.mlp_conv, self.post_attention_layernorm(x))
+            return self.self_attn.project(x, offset)
+        before, after = self.attention_conv.coefficients(x)
+        return *self.self_attn.project(self.attention_conv(x, before), offset), *after
 
-
-def _convolved(
-    sublayer: Callable[[mx.array], mx.array], conv: GroupedDynamicConv, x: mx.array
-) -> mx.array:
-    before, after = conv.coefficients(x)
-    return conv(sublayer(conv(x, before)), after)
+    def leave(self, x: mx.array, attended: mx.array, *after: mx.array) -> mx.array:
+        """The rows `[L, D]` with what they attended to, and what comes behind attention."""
+        out = self.self_attn.leave(attended)
+        x = x + (self.attention_conv(out, after) if self.has_conv else out)
+        rows = self.post_attention_layernorm(x)
+        if not self.has_conv:
+            return x + self.mlp(rows)
+        before, behind = self.mlp_conv.coefficients(rows)
+        return x + self.mlp_conv(self.mlp(self.mlp_conv(rows, before)), behind)

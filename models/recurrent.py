@@ -73,6 +73,10 @@ class Tape:
     calls: list[tuple[Mixer, MixerCall]]
     length: int
 
+    def forget(self) -> None:
+        """Let go of what the projections gave, where nothing will be rewound."""
+        self.calls.clear()
+
     def rewind(self, kept: int) -> None:
         """Leave the caches as if only the first `kept` tokens had been read."""
         for cache, state in self.before:
@@ -100,6 +104,8 @@ class Recorder:
         with installed([spy for mixer in mixers for spy in mixer.spies]):
             yield tape
         tape.calls.extend((mixer, call) for mixer in mixers for call in mixer.calls)
+        for mixer in mixers:
+            mixer.calls = []
 
 
 def _linears(module: nn.Module) -> list[nn.Module]:

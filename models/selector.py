@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
+TILE = 64  # logits whose maximum is looked at first when the best of a vocabulary are searched
+
 
 @dataclass(frozen=True, slots=True)
 class Trellis:
@@ -84,6 +86,21 @@ def independent_rows(logits: mx.array, top_k: int) -> Trellis:
 
 
 def best(logits: mx.array, top_k: int) -> tuple[mx.array, mx.array]:
-    """Ids and logits `[T, top_k]` of the best of every row, in no order, from `[T, V]`."""
-    candidates = mx.argpartition(logits, -top_k, axis=-1)[:, -top_k:]
-    return candidates, mx.take_along_axis(logits, candidates, axis=-1)
+    """Ids and logits `[T, top_k]` of the best of every row, in no order, from `[T, V]`.
+
+    The best lie in the `top_k` tiles of a row whose maxima are largest, so only these are searched.
+    """
+    num_rows, vocab_size = logits.shape
+    if vocab_size % TILE or vocab_size // TILE <= top_k:
+        return _partitioned(logits, top_k)
+    tiles = logits.reshape(num_rows, -1, TILE)
+    chosen, _ = _partitioned(tiles.max(axis=-1), top_k)
+    inside = mx.take_along_axis(tiles, chosen[:, :, None], axis=1).reshape(num_rows, -1)
+    places, values = _partitioned(inside, top_k)
+    ids = mx.take_along_axis(chosen, places // TILE, axis=-1) * TILE + places % TILE
+    return ids, values
+
+
+def _partitioned(values: mx.array, top_k: int) -> tuple[mx.array, mx.array]:
+    places = mx.argpartition(values, -top_k, axis=-1)[:, -top_k:]
+    return places, mx.take_along_axis(values, places, axis=-1)

@@ -62,14 +62,19 @@ def through(layer: DecoderLayer, x: mx.array, context: mx.array, window: int | N
         if not layer.has_conv:
             return inner(rows)
         module = layer[conv]
-        before, after = module.coefficients(rows)
-        return module(inner(module(rows, before)), after)
+        before, after = module.coefficients(rows[0])
+        out = inner(module(rows[0], before)[None])
+        return module(out[0], after)[None]
+
+    def plain_mlp(rows: mx.array) -> mx.array:
+        gate, up = layer.mlp.gate_proj(rows), layer.mlp.up_proj(rows)
+        return layer.mlp.down_proj(gate * mx.sigmoid(gate) * up)
 
     def attention(rows: mx.array) -> mx.array:
         return attended(layer.self_attn, rows, context, window)
 
     x = x + convolved("attention_conv", attention, layer.input_layernorm(x))
-    return x + convolved("mlp_conv", layer.mlp, layer.post_attention_layernorm(x))
+    return x + convolved("mlp_conv", plain_mlp, layer.post_attention_layernorm(x))
 
 
 def reference(drafter: Drafter, taps: mx.array, windows: list[int | None]) -> mx.array:
