@@ -111,7 +111,8 @@ def _table(at: dict[str, Any]) -> Table:
     table.add_column("rows", justify="right")
     table.add_column("ms a pass", justify="right")
     table.add_column("")
-    for kind in at["expected"][0]["tokens"]:
+    kinds = [kind for kind in at["expected"][0]["tokens"] if kind != "grammar"]
+    for kind in kinds:
         table.add_column(f"{kind}: tokens", justify="right")
         table.add_column("tok/s", justify="right")
     table.add_column("chosen for", style="accent")
@@ -119,7 +120,7 @@ def _table(at: dict[str, Any]) -> Table:
     for row in at["expected"]:
         figures = [
             cell
-            for kind in row["tokens"]
+            for kind in kinds
             for cell in (f"{row['tokens'][kind]:.2f}", f"{row['tokens_per_s'][kind]:.1f}")
         ]
         bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
