@@ -135,6 +135,7 @@ class Conversation:
     def _read(self, start: int, end: int, first_seen: int) -> None:
         """Read one chunk; the drafter takes in its rows from position `first_seen` on."""
         reading = self.target.read(mx.array(self.tokens[start:end]), self.caches)
+        reading.tape.forget()  # for a long chunk that would be gigabytes
         if reading.taps is not None and self.drafter and end > first_seen:
             self.drafter.extend(self.context, reading.taps[:, max(0, first_seen - start) :])
         # The head is never evaluated: nothing here asks for the logits.

@@ -11,6 +11,7 @@
     │   ├── BodyTooLarge        a request of more bytes, or nested deeper, than is read
     │   └── NotAllowed          a key that is missing or wrong
     ├── ServerBusy          the queue of requests is full, or the server is closing
+    ├── OutOfMemory         what was asked for does not fit into the memory there is
     ├── EngineFailed        the engine broke down under a request
     ├── ConnectFailed       no server answers, or a client's file cannot be merged into
     └── RewindFailed        a cache was asked to go back further than it can
@@ -99,6 +100,13 @@ class ServerBusy(DFlashError):
     status = 503
     code = "server_busy"
     retry_after_s: ClassVar[int] = 5
+
+
+class OutOfMemory(DFlashError):
+    """What was asked for does not fit into the memory there is."""
+
+    status = 507
+    code = "insufficient_memory"
 
 
 class EngineFailed(DFlashError):

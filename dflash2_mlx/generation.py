@@ -88,6 +88,8 @@ class Generation(Iterator[Step]):
         self._on_prefill = on_prefill
         self._prompt = checked_prompt(pair, prompt_ids)
         self._max_tokens = _token_budget(pair, len(self._prompt), max_tokens)
+        if pair.guard is not None:
+            pair.guard.admit(len(self._prompt) + self._max_tokens)
         self._seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         grammar = sampling.grammar is not None
         self._steering = Steering(pair, block_size, self._prompt, grammar=grammar)

@@ -1,0 +1,32 @@
+"""The memory of this machine, and whether weights fit into it, before they are loaded."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import mlx.core as mx
+
+from dflash2_mlx.memory import Machine, check_weights
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
+
+
+def this_machine() -> Machine:
+    """The machine in use, or the container that this runs in."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
+        memory = min(memory, int(CGROUP_LIMIT.read_text("ascii")))
+    gpu = mx.device_info().get("max_recommended_working_set_size")
+    return Machine(memory, int(gpu) if gpu else None)
+
+
+def check_folders(*folders: Path) -> None:
+    """Raise `OutOfMemory` when the weight files alone are more than may be used."""
+    machine = this_machine()
+    check_weights(sum(map(weights_in, folders)), machine.limit_bytes, machine)
+
+
+def weights_in(folder: Path) -> int:
+    """Bytes of the files that hold the tensors of a model folder."""
+    endings = ("safetensors", "gguf")
+    return sum(file.stat().st_size for end in endings for file in folder.glob(f"*.{end}"))
