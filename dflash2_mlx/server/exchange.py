@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from dflash2_mlx.errors import ModelNotFound
+from dflash2_mlx.pair import Pair
 from dflash2_mlx.server.events import (
     Ask,
     Done,
@@ -26,7 +27,8 @@ from dflash2_mlx.server.events import (
     Writing,
 )
 from dflash2_mlx.server.job import Job
-from dflash2_mlx.server.prompt import prepare
+from dflash2_mlx.server.prompt import Prepared, prepare
+from dflash2_mlx.server.trial import try_grammar
 from dflash2_mlx.server.worker import Worker
 
 KEEPALIVE_S = 5.0  # agents give up on a silent stream after tens of seconds
@@ -141,7 +143,7 @@ class Desk:
         Raises `DFlashError` where it can be refused at once: for what it asks, or a full queue.
         """
         pair = self.worker.pair
-        asked = ask if pair is None else await run_in_threadpool(prepare, pair, ask)
+        asked = ask if pair is None else await run_in_threadpool(_tried, pair, ask)
         exchange = Exchange(self.keepalive_s)
         exchange.belongs_to(self.worker.submit(asked, exchange.deliver))
         try:
@@ -150,6 +152,14 @@ class Desk:
             exchange.close()
             raise
         return exchange
+
+
+def _tried(pair: Pair, ask: Ask) -> Prepared:
+    """A request made ready, with a grammar that this model can begin to obey."""
+    prepared = prepare(pair, ask)
+    if prepared.sampling.grammar is not None:
+        try_grammar(pair, prepared.sampling.grammar)
+    return prepared
 
 
 @dataclass(slots=True)

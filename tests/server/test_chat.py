@@ -6,13 +6,10 @@ from typing import Any
 
 import openai
 import pytest
-from byte_bpe import byte_bpe
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletionChunk
 from served import ChatTokenizer, chunks, saying_pair, served
-from tiny import tiny_pair
+from talking import HELLO, Talk, filled, text_of
 
-HELLO = [{"role": "user", "content": "Hello wörld 😀"}]
 ADD = {
     "type": "function",
     "function": {
@@ -22,36 +19,6 @@ ADD = {
     },
 }
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}\n</tool_call>'
-
-
-class Talk:
-    """A server and OpenAI's client of it."""
-
-    def __init__(self, http: Any) -> None:
-        self.http = http
-        self.worker = http.app.state.desk.worker
-        self.openai = openai.OpenAI(
-            base_url="http://localhost:8080/v1", api_key="none", http_client=http, max_retries=0
-        )
-
-    def whole(self, **body: Any) -> ChatCompletion:
-        answer = self.openai.chat.completions.create(**filled(body))
-        # The raw body too: the client's own parsing is lenient.
-        return ChatCompletion.model_validate(answer.to_dict(), strict=True)
-
-    def stream(self, **body: Any) -> list[ChatCompletionChunk]:
-        return list(self.openai.chat.completions.create(stream=True, **filled(body)))
-
-    def post(self, **body: Any) -> Any:
-        return self.http.post("/v1/chat/completions", json=filled(body))
-
-
-def filled(body: dict[str, Any]) -> dict[str, Any]:
-    return {"model": "tiny", "messages": HELLO, **body}
-
-
-def text_of(found: list[ChatCompletionChunk]) -> str:
-    return "".join(chunk.choices[0].delta.content or "" for chunk in found if chunk.choices)
 
 
 @pytest.fixture(scope="module")
@@ -422,65 +389,3 @@ def test_a_new_chat_sees_nothing_of_an_earlier_one() -> None:
         talk.whole(messages=[{"role": "user", "content": "zebra41 " * 20}])
         warm = talk.whole(messages=[{"role": "user", "content": "hi"}])
     assert warm.choices[0].message.content == fresh.choices[0].message.content == "user: hi\n"
-
-
-def random_pair() -> Any:
-    """A pair of random models with a tokenizer that grammars can use."""
-    pair = tiny_pair()
-    inner = byte_bpe()
-    inner = type(inner)(tokenizer_object=inner._tokenizer, eos_token="<end>")
-    inner.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    pair.tokenizer = TokenizerWrapper(inner)
-    pair.context_limit = 4096
-    return pair
-
-
-FLAG = {
-    "type": "object",
-    "properties": {"flag": {"type": "boolean"}, "size": {"enum": [1, 22, 333]}},
-    "required": ["flag", "size"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_an_answer_in_a_form_is_valid_while_drafting(temperature: float) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "flag", "schema": FLAG, "strict": True}}
-    with served(random_pair()) as http:
-        talk = Talk(http)
-        options = {"response_format": form, "temperature": temperature, "seed": 3}
-        answer, found = talk.post(**options), talk.stream(**options)
-    assert answer.status_code == 200, answer.text
-    content = answer.json()["choices"][0]["message"]["content"]
-    said = json.loads(content)
-    assert isinstance(said["flag"], bool)
-    assert said["size"] in (1, 22, 333)
-    assert text_of(found) == content
-    assert answer.json()["timings"]["draft_n"] > 0
-    assert answer.json()["choices"][0]["finish_reason"] == "stop"
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "set_flag"}}]
-)
-def test_a_call_that_is_asked_for_comes_while_drafting(choice: Any) -> None:
-    tool = {"type": "function", "function": {"name": "set_flag", "parameters": FLAG}}
-    other = {"type": "function", "function": {"name": "other", "parameters": FLAG}}
-    with served(random_pair()) as http:
-        talk = Talk(http)
-        options = {"tools": [tool, other], "tool_choice": choice, "parallel_tool_calls": False}
-        whole, found = talk.whole(**options), talk.stream(**options)
-    (call,) = whole.choices[0].message.tool_calls or ()
-    assert call.type == "function"
-    assert call.function.name in ("set_flag", "other")[: 2 if choice == "required" else 1]
-    assert isinstance(json.loads(call.function.arguments)["flag"], bool)
-    assert not whole.choices[0].message.content
-    assert whole.choices[0].finish_reason == found[-1].choices[0].finish_reason == "tool_calls"
-
-
-def test_a_form_that_is_none_is_a_400_that_names_it(talk: Talk) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "nonsense"}}}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    refused = talk.post(response_format=form)
-    assert refused.status_code == 400
-    assert "JSON schema" in refused.json()["error"]["message"]
