@@ -11,8 +11,13 @@ from dflash2_mlx.server.events import Tool, ToolChoice
 
 MAX_SCHEMA = 256 * 2**10  # characters; compiling takes time on a thread that others wait for
 MAX_TOOLS = 512
-# Of Claude Code, and of opencode.
-SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
+# Of Claude Code, opencode and Open WebUI.
+SESSION_HEADERS = (
+    "x-claude-code-session-id",
+    "x-session-affinity",
+    "x-session-id",
+    "x-openwebui-chat-id",
+)
 
 
 @dataclass(frozen=True, slots=True)
