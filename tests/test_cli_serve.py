@@ -130,6 +130,7 @@ def test_a_folder_is_served_by_its_name_and_its_path_is_never_told(serve: Any) -
     assert "/home" not in refused[0].text
 
 
+# V31
 def test_a_model_that_cannot_be_loaded_ends_it_in_one_line(serve: Any) -> None:
     done = serve("--model", "broken")
     assert done.exit_code == 1

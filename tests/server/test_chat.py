@@ -53,6 +53,7 @@ def test_whole_and_streamed_answers_have_equal_content(talk: Talk) -> None:
     assert len(strict) == len(found)
 
 
+# V03
 def test_a_stream_ends_with_one_finishing_chunk_and_done(talk: Talk) -> None:
     found = chunks(talk.post(stream=True))
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in found[:-1]]
@@ -61,12 +62,14 @@ def test_a_stream_ends_with_one_finishing_chunk_and_done(talk: Talk) -> None:
     assert found[-1] == "[DONE]"
 
 
+# V19
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}, None])
 def test_usage_is_not_streamed_unless_asked_for(talk: Talk, options: Any) -> None:
     found = talk.stream(**({} if options == {} else {"stream_options": options}))
     assert all(chunk.usage is None and chunk.choices for chunk in found)
 
 
+# V19
 def test_usage_comes_once_at_the_end_and_equals_that_of_the_whole(talk: Talk) -> None:
     found = talk.stream(stream_options={"include_usage": True})
     assert [chunk.usage is not None for chunk in found] == [False] * (len(found) - 1) + [True]
@@ -103,6 +106,7 @@ def test_pieces_of_a_stream_say_which_tokens_were_drafted(talk: Talk) -> None:
     assert 0 < drafted <= found[-1]["timings"]["draft_n_accepted"]
 
 
+# V20
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_a_cut_answer_says_length_in_both_modes(talk: Talk, field: str) -> None:
     whole, found = talk.whole(**{field: 2}), talk.stream(**{field: 2})
@@ -110,6 +114,7 @@ def test_a_cut_answer_says_length_in_both_modes(talk: Talk, field: str) -> None:
     assert whole.choices[0].message.content == text_of(found) == "He"
 
 
+# V17, V18
 @pytest.mark.parametrize("stop", ["wör", ["wör"], ["xyz", "wör", "wörld"]])
 def test_a_stop_as_text_or_list_ends_the_answer_before_it(talk: Talk, stop: Any) -> None:
     whole, found = talk.whole(stop=stop), talk.stream(stop=stop)
@@ -117,6 +122,17 @@ def test_a_stop_as_text_or_list_ends_the_answer_before_it(talk: Talk, stop: Any)
     assert whole.choices[0].finish_reason == found[-1].choices[0].finish_reason == "stop"
 
 
+# V17
+@pytest.mark.parametrize("stop", [["beta gamma"], ["beta gamma", "beta"], ["beta", "beta gamma"]])
+def test_nothing_of_a_stop_that_comes_in_pieces_is_sent(stop: list[str]) -> None:
+    with says("alpha beta gamma delta") as http:
+        talk = Talk(http)
+        whole, found = talk.whole(stop=stop), talk.stream(stop=stop)
+    assert whole.choices[0].message.content == text_of(found) == "alpha "
+    assert whole.choices[0].finish_reason == found[-1].choices[0].finish_reason == "stop"
+
+
+# V18
 @pytest.mark.parametrize("stop", [None, []])
 def test_a_null_or_empty_stop_is_none(talk: Talk, stop: Any) -> None:
     assert talk.whole(stop=stop).choices[0].message.content == "Hello wörld 😀"
@@ -230,6 +246,7 @@ def test_every_sampling_field_reaches_the_engine(talk: Talk, monkeypatch: Any) -
     assert seen == [{**fields, "logit_bias": {65: 1.5}, "stop": ("x",)}]
 
 
+# V13
 def test_contents_as_lists_null_and_empty_are_taken(talk: Talk) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
@@ -243,6 +260,7 @@ def test_contents_as_lists_null_and_empty_are_taken(talk: Talk) -> None:
     assert talk.post(messages=history).json()["choices"][0]["message"]["content"] == "ab"
 
 
+# V14
 def test_an_image_is_refused_by_name_and_the_server_lives_on(talk: Talk) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     refused = talk.post(messages=[{"role": "user", "content": [image]}])
@@ -266,6 +284,7 @@ def test_without_tools_tags_are_text(tools: Any) -> None:
     assert message.tool_calls is None
 
 
+# V05, V06
 def test_a_tool_call_is_the_same_in_both_modes_and_no_tag_shows() -> None:
     with says(f"I add.\n{CALL}") as http:
         talk = Talk(http)
@@ -287,6 +306,7 @@ def test_a_tool_call_is_the_same_in_both_modes_and_no_tag_shows() -> None:
     assert streamed == call.function.arguments
 
 
+# V28
 def test_unknown_kinds_of_tools_are_skipped_and_noted() -> None:
     with says(CALL) as http:
         answer = Talk(http).post(tools=[ADD, {"type": "web_search"}]).json()
@@ -294,6 +314,7 @@ def test_unknown_kinds_of_tools_are_skipped_and_noted() -> None:
     assert any("web_search" in note for note in answer["dflash"]["notes"])
 
 
+# V10
 @pytest.mark.parametrize("limit", [12, 30, 60])
 def test_a_cut_tool_call_is_never_handed_over_as_finished(limit: int) -> None:
     with says(CALL) as http:
@@ -307,6 +328,7 @@ def test_a_cut_tool_call_is_never_handed_over_as_finished(limit: int) -> None:
     assert joined == "".join(call.function.arguments for call in calls if call.type == "function")
 
 
+# V15
 def test_a_thought_is_kept_apart_in_both_modes_also_when_it_is_cut() -> None:
     with says("plan</think>done", Thinker()) as http:
         talk = Talk(http)
@@ -323,6 +345,7 @@ def test_a_thought_is_kept_apart_in_both_modes_also_when_it_is_cut() -> None:
     assert cut["choices"][0]["finish_reason"] == "length"
 
 
+# V26
 def test_a_stream_begins_at_once_and_tells_of_waiting_in_comments_and_empty_deltas() -> None:
     held = threading.Event()
     pair = saying_pair()
@@ -367,6 +390,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_the_server_lives_on(
         assert talk.whole().choices[0].message.content == "Hello wörld 😀"
 
 
+# V02
 def test_two_requests_at_once_equal_their_lone_runs(talk: Talk) -> None:
     texts = ["short", "a much longer text that takes more passes " * 3]
     answers: dict[str, str] = {}
@@ -382,6 +406,7 @@ def test_two_requests_at_once_equal_their_lone_runs(talk: Talk) -> None:
     assert answers == {text: text for text in texts}
 
 
+# K13
 def test_a_new_chat_sees_nothing_of_an_earlier_one() -> None:
     with served(saying_pair(lambda prompt: prompt)) as http:
         talk = Talk(http)

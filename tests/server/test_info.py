@@ -26,6 +26,7 @@ def client(http: Any) -> openai.OpenAI:
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
+# V29
 def test_the_model_is_listed_with_its_limit_and_state(http: Any) -> None:
     (listed,) = client(http).models.list().data
     assert listed.id == "tiny"
@@ -37,6 +38,7 @@ def test_the_model_is_listed_with_its_limit_and_state(http: Any) -> None:
     assert client(http).models.retrieve("tiny") == listed
 
 
+# V31
 def test_why_drafting_is_off_is_shown() -> None:
     pair = saying_pair()
     pair.drafter = None
@@ -47,6 +49,7 @@ def test_why_drafting_is_off_is_shown() -> None:
         assert http.post("/v1/chat/completions", json=CHAT).json()["dflash"]["drafting"] is False
 
 
+# V22
 @pytest.mark.parametrize("name", ["tiny", "tiny-folder", "default", "", None])
 def test_names_of_the_served_model_are_answered_as_it(http: Any, name: str | None) -> None:
     body = CHAT if name is None else {**CHAT, "model": name}
@@ -57,6 +60,7 @@ def test_names_of_the_served_model_are_answered_as_it(http: Any, name: str | Non
     assert http.post("/v1/completions", json={"prompt": "a", "model": name}).status_code == 200
 
 
+# V22
 @pytest.mark.parametrize("name", ["nope", "gpt-4o", "someone/else", "../etc/passwd"])
 def test_other_names_are_a_404_that_says_what_is_served(http: Any, name: str) -> None:
     with pytest.raises(openai.NotFoundError, match="'tiny' is") as missing:
@@ -145,6 +149,7 @@ def test_a_worker_that_died_is_red_until_the_next_request() -> None:
         assert "dflash2_worker_restarts 1" in http.get("/metrics").text
 
 
+# V30
 def test_a_request_that_comes_while_the_model_is_freed_is_answered_whole() -> None:
     with served(idle_unload_s=0.0) as http:
         worker = http.app.state.desk.worker

@@ -67,6 +67,7 @@ class Gate:
             assert job._cancelled.wait(WAIT_S), "nobody noticed that the client left"
 
 
+# V23, V26
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("ahead", [0, 3], ids=["prefill", "decode"])
 def test_work_stops_within_one_chunk_or_pass_when_its_client_leaves(
@@ -87,6 +88,7 @@ def test_work_stops_within_one_chunk_or_pass_when_its_client_leaves(
         assert worker.health().running == 0
 
 
+# V23
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_waiting_request_whose_client_leaves_never_runs(stream: bool) -> None:
     pair = saying_pair(script)
@@ -111,6 +113,7 @@ def test_a_waiting_request_whose_client_leaves_never_runs(stream: bool) -> None:
         assert worker.tally.outcomes == {"cancelled": 1, "done": 1}
 
 
+# V24
 def test_twenty_streams_that_break_off_leave_twenty_good_answers_behind() -> None:
     with listening(saying_pair(script)) as (address, worker):
         for number in range(20):

@@ -61,6 +61,7 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
     return {**response, "id": None, "created_at": 0, "completed_at": 0, "output": items}
 
 
+# V27
 def test_text_comes_in_the_order_that_clients_parse() -> None:
     events = streamed(Text("Hel"), Text("lo"), done())
     assert kinds(events) == [
@@ -177,6 +178,7 @@ def test_a_prompt_that_is_too_long_ends_a_stream_as_codex_reads_it() -> None:
     assert "4096" in events[-1]["response"]["error"]["message"]
 
 
+# V26
 def test_a_long_prefill_sends_real_events() -> None:
     events = streamed(Prefilling(0, 900), Prefilling(512, 900), Text("a"), done())
     progress = [e["response"].get("dflash") for e in events if e["type"].endswith("in_progress")]

@@ -92,6 +92,7 @@ def texts(*parts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": part} for part in parts]
 
 
+# V13
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 @pytest.mark.parametrize(
     ("content", "text"),
@@ -114,6 +115,7 @@ def test_a_content_left_out_is_empty() -> None:
     assert plain([{"role": "assistant"}]) == ({"role": "assistant", "content": ""},)
 
 
+# V14
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "image", "input_audio", "file"])
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_what_is_not_text_is_refused_by_name_and_place(role: str, kind: str) -> None:
@@ -147,12 +149,14 @@ def test_developer_is_system_and_system_messages_at_the_start_are_merged_in_orde
     assert notes == ()
 
 
+# V12
 def test_a_later_system_message_stays_where_the_template_takes_it() -> None:
     said, notes = shown("plain", system("a"), user("b"), assistant("c"), system("d"), user("e"))
     assert said == "[system]a[user]b[assistant]c[system]d[user]e[go]"
     assert notes == ()
 
 
+# V12
 @pytest.mark.parametrize("template", ["system first", "late system dropped"])
 def test_a_later_system_message_becomes_a_note_in_place_and_keeps_the_prefix(template: str) -> None:
     turns = [system("a"), user("b"), assistant("c"), system("d"), user("e")]
@@ -163,6 +167,7 @@ def test_a_later_system_message_becomes_a_note_in_place_and_keeps_the_prefix(tem
     assert longer.startswith(said.removesuffix("[go]"))
 
 
+# V12
 def test_developer_user_developer_is_taken_by_a_strict_template() -> None:
     turns = [
         {"role": "developer", "content": "a"},
@@ -179,6 +184,7 @@ def test_a_template_without_system_and_with_alternating_roles_gets_all_texts() -
     assert said == "[user]a\n\nb\n\nc[assistant]d[user]Note from the system: e\n\nf[go]"
 
 
+# V11
 @pytest.mark.parametrize("arguments", [{"a": 1}, '{"a": 1}'])
 @pytest.mark.parametrize("content", [None, "", []])
 def test_arguments_as_object_or_text_and_a_null_content_are_the_same(arguments, content) -> None:
@@ -215,6 +221,7 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
     assert said == "[user]a[go]"
 
 
+# V13, V28
 def test_null_and_empty_tools_are_no_tools_and_unknown_kinds_are_named() -> None:
     assert read_tools(None) == read_tools([])
     function = {"type": "function", "function": {"name": "add"}}
@@ -283,6 +290,7 @@ def test_template_variables_reach_the_template_and_the_calls_own_names_are_refus
             shown("plain", user("a"), template={name: "x"})
 
 
+# V29
 def test_a_prompt_over_the_limit_is_refused_with_both_numbers() -> None:
     pair = pair_with("plain", context_limit=100)
     with pytest.raises(ContextExceeded) as refused:

@@ -59,6 +59,7 @@ def free(engine: Engine) -> Engine:
     return engine
 
 
+# V01
 def test_loading_and_answering_happen_on_one_thread_that_is_not_ours(run) -> None:
     loaded: list[int] = []
 
@@ -173,6 +174,7 @@ def test_an_error_keeps_no_frames_alive(run) -> None:
     assert failed.error.__context__ is None
 
 
+# M04
 def test_a_dying_thread_fails_its_request_and_the_others_are_answered_by_a_new_one(run) -> None:
     engine = free(Engine())
     loads: list[int] = []
@@ -257,6 +259,7 @@ def test_what_cannot_be_loaded_is_told_to_starter_and_requests_alike(run) -> Non
     assert ask(worker)[0].last() == DONE
 
 
+# M11
 def test_an_idle_pair_is_freed_and_the_next_request_loads_it_again(run) -> None:
     loads: list[int] = []
 
@@ -275,6 +278,7 @@ def test_an_idle_pair_is_freed_and_the_next_request_loads_it_again(run) -> None:
         assert ask(worker)[0].last() == DONE
 
 
+# M07
 def test_memory_kept_for_later_is_given_back_when_idle(run, monkeypatch) -> None:
     cleared = threading.Event()
     monkeypatch.setattr("mlx.core.clear_cache", cleared.set)
@@ -285,6 +289,7 @@ def test_memory_kept_for_later_is_given_back_when_idle(run, monkeypatch) -> None
     assert cleared.wait(WAIT_S)
 
 
+# V32
 def test_the_machine_is_kept_awake_only_while_a_request_runs(run) -> None:
     log: list[str] = []
 
