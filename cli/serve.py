@@ -120,6 +120,7 @@ def serve(model: ModelOptions, server: ServerOptions, safety: SafetyOptions) -> 
             about = worker.wait_until_loaded()
             desk = Desk(worker, names(model.model, server.served_name))
             url = _url(server.host, socket.getsockname()[1])
+            socket.listen()  # who reads the next line may connect at once
             note(f"{url}/v1 answers as {desk.model}: {about.effective.describe()}", "accent")
             make_server(make_app(desk, rules), worker).run(sockets=[socket])
         except KeyboardInterrupt:

@@ -102,6 +102,7 @@ def serve_tiny() -> None:
     worker.start()
     worker.wait_until_loaded()
     with bind("127.0.0.1", 0) as socket:
+        socket.listen()  # who reads the line may connect at once
         print(f"http://127.0.0.1:{socket.getsockname()[1]}", file=sys.stderr, flush=True)
         make_server(make_app(Desk(worker, (TINY,))), worker).run(sockets=[socket])
 

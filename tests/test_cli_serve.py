@@ -1,6 +1,7 @@
 """`serve` from the command line: what is said, what is refused, what its options reach."""
 
 import logging
+import socket
 import threading
 from typing import Any
 
@@ -28,7 +29,9 @@ class Running:
         return self
 
     def run(self, sockets: list[Any]) -> None:
-        assert sockets[0].getsockname()[0] == "127.0.0.1"
+        address = sockets[0].getsockname()
+        assert address[0] == "127.0.0.1"
+        socket.create_connection(address).close()
         with TestClient(self.application, base_url="http://localhost") as client:
             self.during(client)
 
