@@ -27,22 +27,27 @@ VALUES = st.recursive(
 SHAPES = (ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest)
 FIELDS = sorted({*UNSUPPORTED, *(name for shape in SHAPES for name in shape.model_fields)})
 MESSAGES = [{"role": "user", "content": "hi"}]
-SOUND = {
-    "messages": MESSAGES, "prompt": "a", "input": "a", "max_tokens": 3, "max_output_tokens": 3
-}  # fmt: skip
-BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5)
+SOUND: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": MESSAGES, "max_tokens": 3},
+    "/completions": {"prompt": "a", "max_tokens": 3},
+    "/responses": {"input": "a", "max_output_tokens": 3},
+    "/messages": {"messages": MESSAGES, "max_tokens": 3},
+    "/messages/count_tokens": {"messages": MESSAGES},
+}
+BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4)
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> bytes:
-    """A body: sound but for some fields, or only those, or no JSON at all."""
-    kind = draw(st.sampled_from(("sound", "sound", "odd", "bytes", "value")))
+def bodies(draw: st.DrawFn, path: str) -> bytes:
+    """A body for a path: sound but for some fields, or only those, or no JSON at all."""
+    kind = draw(st.sampled_from(("sound", "sound", "sound", "odd", "bytes", "value")))
     if kind == "bytes":
         return draw(st.binary(max_size=64))
     if kind == "value":
         return json.dumps(draw(VALUES)).encode()
+    sound = SOUND.get(path.removeprefix("/v1"), {})
     odd = draw(BODIES)
-    return json.dumps({**SOUND, **odd} if kind == "sound" else odd).encode()
+    return json.dumps({**sound, **odd} if kind == "sound" else odd).encode()
 
 
 HEADERS = st.dictionaries(
@@ -66,6 +71,6 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     # Bodies of routes that take one are what can go wrong, so most are those.
     method, path = draw(st.one_of(post, post, post, get.map(lambda path: ("GET", path)), other))
     query = draw(st.sampled_from(("", "", "?beta=true", "?a=%ff&a=", "/")))
-    sent = draw(bodies()) if method not in ("GET", "HEAD") else b""
+    sent = draw(bodies(path)) if method not in ("GET", "HEAD") else b""
     target = prefix + path + query
     return {"method": method, "target": target, "headers": draw(HEADERS), "body": sent}

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+from byte_bpe import byte_bpe
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from starlette.testclient import TestClient
-from tiny import END, VOCAB, ByteTokenizer, ScriptedDrafter, pair_of, tiny_target
+from tiny import END, VOCAB, ByteTokenizer, ScriptedDrafter, pair_of, tiny_pair, tiny_target
 
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.server.answer import Answerer
@@ -94,6 +96,17 @@ def saying_pair(script: Script = last_line, tokenizer: Any = None, **options: An
     options.setdefault("context_limit", 4096)
     pair = pair_of(target, ScriptedDrafter(propose), **options)
     pair.tokenizer = tokenizer or ChatTokenizer()
+    return pair
+
+
+def random_pair() -> Pair:
+    """A pair of random models with a tokenizer that grammars can use."""
+    pair = tiny_pair()
+    inner = byte_bpe()
+    inner = type(inner)(tokenizer_object=inner._tokenizer, eos_token="<end>")
+    inner.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    pair.tokenizer = TokenizerWrapper(inner)
+    pair.context_limit = 4096
     return pair
 
 

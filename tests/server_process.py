@@ -87,8 +87,7 @@ def _port(process: "subprocess.Popen[str]") -> int:
 
 def serve_tiny() -> None:
     """The random pair, on a free port, until this process is told to end."""
-    from served import ChatTokenizer
-    from tiny import tiny_pair
+    from served import random_pair
 
     from dflash2_mlx.server.answer import Answerer
     from dflash2_mlx.server.app import make_app
@@ -96,8 +95,8 @@ def serve_tiny() -> None:
     from dflash2_mlx.server.run import bind, make_server
     from dflash2_mlx.server.worker import Worker
 
-    pair = tiny_pair()
-    pair.tokenizer, pair.context_limit, pair.prefill_step = ChatTokenizer(), 4096, 128
+    pair = random_pair()
+    pair.prefill_step = 128  # prompts of the crowd take several chunks
     worker = Worker(lambda: pair, Answerer(4), max_queue=64)
     worker.start()
     worker.wait_until_loaded()

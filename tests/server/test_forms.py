@@ -4,23 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from byte_bpe import byte_bpe
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-from served import served
+from served import random_pair, served
 from talking import Talk, text_of
-from tiny import tiny_pair
-
-
-def random_pair() -> Any:
-    """A pair of random models with a tokenizer that grammars can use."""
-    pair = tiny_pair()
-    inner = byte_bpe()
-    inner = type(inner)(tokenizer_object=inner._tokenizer, eos_token="<end>")
-    inner.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    pair.tokenizer = TokenizerWrapper(inner)
-    pair.context_limit = 4096
-    return pair
-
 
 FLAG = {
     "type": "object",

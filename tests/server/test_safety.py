@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd_requests import bodies
+from odd_requests import SOUND, bodies
 from served import listening, saying_pair, served
 from typer.testing import CliRunner
 
@@ -262,12 +262,13 @@ def test_a_missing_tool_to_hold_off_sleep_is_no_fault(monkeypatch: pytest.Monkey
         pass
 
 
-PLACES = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+ASKED = st.sampled_from(list(SOUND)).flatmap(lambda path: st.tuples(st.just(path), bodies(path)))
 
 
-@settings(max_examples=150, deadline=None)
-@given(path=st.sampled_from([*PLACES, "/v1/messages/count_tokens"]), body=bodies())
-def test_no_body_makes_the_server_fail(http: Any, path: str, body: bytes) -> None:
+@settings(max_examples=200, deadline=None)
+@given(ASKED)
+def test_no_body_makes_the_server_fail(http: Any, asked: tuple[str, bytes]) -> None:
+    path, body = asked
     answer = http.post(path, content=body)
     assert answer.status_code in (200, 400, 404, 413), answer.text
     assert http.get("/health").status_code == 200
