@@ -1,6 +1,10 @@
 """Counts of a graph are exact: what it multiplies, and the bytes it has to move."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +14,7 @@ from tiny import tiny_pair
 
 from dflash2_mlx.counting import Counts, count, num_nodes
 
+ROOT = Path(__file__).resolve().parent.parent
 F32 = 4  # bytes
 
 
@@ -136,3 +141,15 @@ def test_a_forward_multiplies_every_weight_with_every_row() -> None:
 def test_a_copy_is_read_and_written() -> None:
     found = counted(lambda x: mx.contiguous(x.T), (4, 6))
     assert found == Counts(1, 0, 2 * F32 * 24)
+
+
+def test_selector_and_convolutions_are_a_small_part_of_a_pass_of_the_large_pair() -> None:
+    command = [sys.executable, str(ROOT / "scripts/count_shapes"), "--rows", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert 0 < report["share"]["flops"] < report["share"]["nbytes"] <= report["limit"] == 0.013
+    # 27 billion weights of 4 bits with a scale and a bias for every 64, and the drafter's.
+    assert 15e9 < report["pass"]["nbytes"] < 18e9
+    assert 8 * 2 * 25e9 < report["pass"]["flops"] < 8 * 2 * 30e9
+    assert report["convolutions"]["flops"] == 10 * 2 * 8 * 5120 * 1280
