@@ -26,7 +26,7 @@ BAD: tuple[Any, ...] = (
     {"messages": []},
     {"messages": [{"role": "nobody", "content": "a"}]},
     {"max_tokens": 0},
-    {"messages": [{"role": "user", "content": "x" * 9000}]},
+    {"messages": [{"role": "user", "content": "x " * 9000}]},
     {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}},
     {"model": "nope"},
     b"{",
