@@ -12,6 +12,7 @@ from dflash2_mlx.folders import Progress
 from dflash2_mlx.generation import stream_generate
 from dflash2_mlx.pair import BlockSize, Pair
 from dflash2_mlx.parity import Prompt, encode, load_prompts, plain
+from dflash2_mlx.sampling import SamplingParams
 
 MLX_LM, PLAIN, AUTO, REFERENCE = "mlx-lm", "plain", "auto", "dflash 0.1.0"
 WARM_UP = 8  # tokens of an answer that nobody times
@@ -88,11 +89,13 @@ def timed(stream: Iterable[tuple[Sequence[int], int, int]]) -> Answer:
     return Answer(tuple(tokens), tuple(passes), first_s - started_s, last_s - first_s, peak)
 
 
-def ours(pair: Pair, name: str, block_size: BlockSize) -> Contender:
-    """This program with a block size; 1 is plain decoding."""
+def ours(
+    pair: Pair, name: str, block_size: BlockSize, sampling: SamplingParams | None = None
+) -> Contender:
+    """This program with a block size; 1 is plain decoding. Greedy unless `sampling` is given."""
 
     def ask(ids: list[int], max_tokens: int) -> Answer:
-        steps = stream_generate(pair, ids, max_tokens=max_tokens, block_size=block_size)
+        steps = stream_generate(pair, ids, sampling, max_tokens=max_tokens, block_size=block_size)
         return timed((step.tokens, step.drafted, step.from_draft) for step in steps)
 
     return Contender(name, ask)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,20 @@ WORKER = Path(__file__).with_name("reference_worker.py")
 COPIES = 2.3  # how many times the target has to fit into memory: ours, its own, and what they use
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The draft side of one pass: seconds to build its graph and to run it, and its nodes."""
+
+    build_s: float
+    eval_s: float
+    nodes: int
+
+    @property
+    def seconds(self) -> float:
+        """Both."""
+        return self.build_s + self.eval_s
+
+
 class Reference:
     """A worker process that answers with `dflash`; a context manager.
 
@@ -49,17 +64,30 @@ class Reference:
         )
         self.block = int(self._hear()["block"])
 
-    def ask(self, ids: list[int], max_tokens: int) -> Answer:
-        """One greedy answer."""
+    def ask(self, ids: list[int], max_tokens: int, **options: float) -> Answer:
+        """One answer, greedy with the drafter's block unless `block_size`, `temperature` or `top_p`
+        say otherwise."""
+        told = self._request("answer", ids=ids, max_tokens=max_tokens, **options)
+        passes = tuple(Pass(*numbers) for numbers in told.pop("passes"))
+        return Answer(tokens=tuple(told.pop("tokens")), passes=passes, **told)
+
+    def propose(
+        self, ids: list[int], *, new_rows: int, block_size: int, temperature: float = 0.0
+    ) -> Proposal:
+        """One draft behind the last of `ids`; its context has not seen the `new_rows` before it."""
+        told = self._request(
+            "propose", ids=ids, new_rows=new_rows, block_size=block_size, temperature=temperature
+        )
+        return Proposal(**told)
+
+    def _request(self, task: str, **fields: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"ids": ids, "max_tokens": max_tokens}) + "\n")
+            self._process.stdin.write(json.dumps({"task": task, **fields}) + "\n")
             self._process.stdin.flush()
         except OSError:
             self._fail()
-        told = self._hear()
-        passes = tuple(Pass(*numbers) for numbers in told.pop("passes"))
-        return Answer(tokens=tuple(told.pop("tokens")), passes=passes, **told)
+        return self._hear()
 
     @property
     def contender(self) -> Contender:

@@ -1,15 +1,19 @@
 """Answers prompts with the package `dflash`, in its environment: run by path, with JSON lines.
 
 The argument is one JSON object: folders of target and drafter, dtype or null, BLAS or null. The
-first line out says what was loaded; then every line in is a prompt, and every line out its timed
-answer. Nothing of this package is imported here: its environment does not have it.
+first line out says what was loaded; then every line in is a request, and every line out what came
+of it: a timed answer, or for `"task": "propose"` one timed draft. Both may set `block_size` and
+`temperature`. Nothing of this package is imported here: its environment does not have it.
 """
 
 import ctypes
+import io
 import json
 import sys
 import time
 from typing import Any
+
+CONTEXTS: dict[tuple[int, ...], tuple[Any, int]] = {}  # of texts that were drafted behind before
 
 
 def load(setup: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -32,18 +36,18 @@ def load(setup: dict[str, Any]) -> tuple[Any, Any, Any]:
     return model, drafter, tokenizer
 
 
-def answer(parts: tuple[Any, Any, Any], ids: list[int], max_tokens: int) -> dict[str, Any]:
-    """One greedy answer; passes are [emitted, drafted, from_draft]."""
+def answer(parts: tuple[Any, Any, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """One answer, greedy unless a temperature is set; passes are [emitted, drafted, from_draft]."""
     import mlx.core as mx
     from dflash.model_mlx import stream_generate
 
     model, drafter, tokenizer = parts
-    block = int(drafter.config.block_size)
+    ids, max_tokens, block = request.pop("ids"), request["max_tokens"], block_of(drafter, request)
     mx.reset_peak_memory()
     tokens: list[int] = []
     passes: list[list[int]] = []
     arrivals_s = [time.perf_counter()]
-    for response in stream_generate(model, drafter, tokenizer, ids, max_tokens=max_tokens):
+    for response in stream_generate(model, drafter, tokenizer, ids, **request):
         if not (emitted := [int(token) for token in response.tokens]):
             continue
         arrivals_s.append(time.perf_counter())
@@ -59,6 +63,70 @@ def answer(parts: tuple[Any, Any, Any], ids: list[int], max_tokens: int) -> dict
     }
 
 
+def propose(parts: tuple[Any, Any, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """One draft behind the last of `ids`; its context has not seen the `new_rows` before it."""
+    import mlx.core as mx
+    from mlx_lm.generate import generation_stream
+    from mlx_lm.models.cache import make_prompt_cache
+
+    _, drafter, _ = parts
+    ids, new_rows, temperature = request["ids"], request["new_rows"], request["temperature"]
+    masks = [int(drafter.config.mask_token_id)] * (block_of(drafter, request) - 1)
+    read = tuple(ids[:-1])
+    if read not in CONTEXTS:
+        CONTEXTS[read] = context_of(parts, ids[:-1])
+    hidden, offset = CONTEXTS[read]
+    cache = make_prompt_cache(drafter)
+    for layer in cache:
+        layer.offset = offset
+
+    def draft(anchor: int, rows: Any) -> list[Any]:
+        with mx.stream(generation_stream):
+            block = mx.array([[anchor, *masks]])
+            drafted = drafter.propose(block, rows, cache, temperature, logits_start=1)
+        return [array for array in drafted if array is not None]
+
+    mx.eval(draft(ids[-1 - new_rows], hidden[:, :-new_rows]), [layer.state for layer in cache])
+    started_s = time.perf_counter()
+    drafted = draft(ids[-1], hidden[:, -new_rows:])
+    built_s = time.perf_counter()
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *drafted)
+    counted_s = time.perf_counter()
+    mx.eval(drafted)
+    return {
+        "build_s": built_s - started_s,
+        "eval_s": time.perf_counter() - counted_s,
+        "nodes": graph.getvalue().count("shape=rectangle"),
+    }
+
+
+def context_of(parts: tuple[Any, Any, Any], ids: list[int]) -> tuple[Any, int]:
+    """What the drafter reads of the target behind a text, and the position of its first row."""
+    import mlx.core as mx
+    from dflash.model_mlx import _patch_model, _prefill_target
+    from mlx_lm.generate import generation_stream
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model, drafter, _ = parts
+    config = drafter.config
+    _patch_model(model, config.target_layer_ids)
+    drafter.bind(model)
+    slides = all(kind == "sliding_attention" for kind in config.layer_types)
+    limit = config.sliding_window - 1 if slides else None
+    with mx.stream(generation_stream):
+        _, hidden, offset = _prefill_target(
+            model, mx.array(ids), make_prompt_cache(model), limit, 2048
+        )
+    mx.eval(hidden)
+    return hidden, offset
+
+
+def block_of(drafter: Any, request: dict[str, Any]) -> int:
+    """The block that is asked for, else the drafter's own."""
+    return int(request.get("block_size") or drafter.config.block_size)
+
+
 def main() -> None:
     # What libraries print must not get between the lines of answers.
     lines, sys.stdout = sys.stdout, sys.stderr
@@ -66,8 +134,8 @@ def main() -> None:
     print(json.dumps({"block": int(parts[1].config.block_size)}), file=lines, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        told = answer(parts, request["ids"], request["max_tokens"])
-        print(json.dumps(told), file=lines, flush=True)
+        task = {"answer": answer, "propose": propose}[request.pop("task")]
+        print(json.dumps(task(parts, request)), file=lines, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,14 @@ from dflash2_mlx.bench import REFERENCE, Pass
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.models.drafter import load_drafter
 from dflash2_mlx.models.quantize import backbone_bits, quantize, save
-from dflash2_mlx.reference import PACKAGE, Reference, check_room, environment, unquantized
+from dflash2_mlx.reference import (
+    PACKAGE,
+    Proposal,
+    Reference,
+    check_room,
+    environment,
+    unquantized,
+)
 from dflash2_mlx.target import most_bits
 
 ANSWERING = """
@@ -23,10 +30,14 @@ setup = json.loads(sys.argv[1])
 print(json.dumps({"block": 8}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
+    if asked["task"] == "propose":
+        print(json.dumps({"build_s": 1.0, "eval_s": 2.0, "nodes": len(asked)}), flush=True)
+        continue
     print(json.dumps({
         "tokens": asked["ids"][: asked["max_tokens"]],
         "passes": [[1, 0, 0], [2, 7, 1]],
-        "ttft_s": 0.5, "decode_s": 1.5, "peak_memory_bytes": 99,
+        "ttft_s": asked.get("temperature", 0.5), "decode_s": asked.get("block_size", 1.5),
+        "peak_memory_bytes": 99,
     }), flush=True)
 """
 FAILING = "import sys; print('lots of text', file=sys.stderr); sys.exit('no such model')"
@@ -54,6 +65,20 @@ def test_prompts_go_out_and_timed_answers_come_back(start: Any) -> None:
             assert answer.tokens == tuple(ids)
             assert answer.passes == (Pass(1, 0, 0), Pass(2, 7, 1))
             assert (answer.ttft_s, answer.decode_s, answer.peak_memory_bytes) == (0.5, 1.5, 99)
+
+
+def test_an_answer_may_have_a_block_and_a_temperature(start: Any) -> None:
+    with start(ANSWERING) as worker:
+        answer = worker.ask([5, 6, 7], 3, block_size=4, temperature=0.7, top_p=0.95)
+        assert (answer.ttft_s, answer.decode_s) == (0.7, 4)
+
+
+def test_a_draft_is_timed_by_itself(start: Any) -> None:
+    with start(ANSWERING) as worker:
+        proposal = worker.propose([5, 6, 7], new_rows=2, block_size=4)
+        # task, ids, new_rows, block_size, temperature
+        assert proposal == Proposal(1.0, 2.0, 5)
+        assert proposal.seconds == 3.0
 
 
 @pytest.mark.parametrize(("script", "last"), [(FAILING, "no such model"), (DYING, "out of memory")])
