@@ -53,7 +53,7 @@ def visiting(tab: Tab, pair: Any = None, **options: Any) -> Iterator[Any]:
     with listening(pair, **options) as (address, worker):
         tab.problems.clear()
         tab.open(f"http://127.0.0.1:{address[1]}/")
-        tab.run("document.getElementById('say').focus()")
+        tab.until("document.activeElement.id == 'say'")
         yield worker
         tab.open("about:blank")
 

@@ -9,7 +9,7 @@ from openai import BadRequestError, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from scripted_events import ANSWERS, BROKE, call, done, saying
-from served import served
+from served import random_pair, served
 
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.server.events import Prefilling, Reasoning, Text, Tool
@@ -204,7 +204,7 @@ def test_the_sdk_parses_structured_output() -> None:
     class Point(BaseModel):
         x: int
 
-    with served(answer=saying(Text('{"x": 3}'), done())) as client:
+    with served(random_pair(), answer=saying(Text('{"x": 3}'), done())) as client:
         sdk = OpenAI(base_url="http://localhost:8080/v1", api_key="none", http_client=client)
         answer = sdk.responses.parse(model="tiny", input="a point", text_format=Point)
     assert answer.output_parsed == Point(x=3)
