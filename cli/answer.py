@@ -36,6 +36,8 @@ def summary(result: "Result", params: "SamplingParams", *, incomplete: bool = Fa
         f"{result.tokens_per_pass:.2f} tokens per pass",
         f"drafting {'on' if state.drafting else 'off'}: {state.reason}",
     ]
+    if result.cached_tokens:
+        parts.append(f"{result.cached_tokens} of {result.prompt_tokens} prompt tokens known")
     if result.redecided:
         parts.append(f"{_counted(result.redecided, 'near tie')} decided once more")
     if sampling := replace(params, seed=state.seed).describe():

@@ -11,6 +11,7 @@ import typer
 from dflash2_mlx.cli.answer import show, summary
 from dflash2_mlx.cli.console import complain, note
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command
+from dflash2_mlx.cli.memory import MemoryOptions
 from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, prompt_option, spread
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.folders import cache_root
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 def chat(
     model: ModelOptions,
     sampling: SamplingOptions,
+    memory: MemoryOptions,
     system: Annotated[
         str | None, prompt_option(metavar="S", help="Instructions that come before the first turn.")
     ] = None,
@@ -38,6 +40,7 @@ def chat(
     When stdin is not a terminal, every line of it is one turn.
     """
     pair = model.load(sampling)
+    memory.plan(pair)
     conversation = Conversation(
         pair,
         sampling.params(pair),

@@ -79,16 +79,20 @@ class Conversation:
             DFlashError: the question cannot be answered, for instance for its length.
         """
         from dflash2_mlx.generation import stream_generate
+        from dflash2_mlx.marking import marks_of
 
         self.result = None
         question = {"role": "user", "content": text}
+        messages = [*self.messages, question]
+        ids = self.pair.encode_chat(messages)
         generation = stream_generate(
             self.pair,
-            self.pair.encode_chat([*self.messages, question]),
+            ids,
             self.params,
             max_tokens=self.max_tokens,
             block_size=self.block_size,
             exact=self.exact,
+            marks=marks_of(self.pair, messages, ids, {}),
         )
         answer, finished = "", False
         try:

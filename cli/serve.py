@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash2_mlx.cli.console import note
+from dflash2_mlx.cli.memory import MemoryOptions
 from dflash2_mlx.cli.options import ModelOptions, spread
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.server.rules import LOOPBACK, Rules
@@ -39,7 +40,7 @@ class ServerOptions:
             metavar="N",
             min=16,
             help="Refuse prompts of more tokens, and stop answers there.",
-            show_default="the model's own",
+            show_default="the model's own, or what fits into memory",
         ),
     ] = None
     max_queue: Annotated[
@@ -93,7 +94,9 @@ class SafetyOptions:
 
 
 @spread
-def serve(model: ModelOptions, server: ServerOptions, safety: SafetyOptions) -> None:
+def serve(
+    model: ModelOptions, server: ServerOptions, memory: MemoryOptions, safety: SafetyOptions
+) -> None:
     """Answer coding agents and other clients at http://127.0.0.1:8080/v1, until Ctrl-C."""
     rules = safety.rules(server.host)
 
@@ -109,7 +112,7 @@ def serve(model: ModelOptions, server: ServerOptions, safety: SafetyOptions) -> 
     _tell_log()
     with bind(server.host, server.port) as socket:
         worker = Worker(
-            lambda: _load(model, server.context_window),
+            lambda: _load(model, memory, server.context_window),
             Answerer(model.block(), model.exact),
             max_queue=server.max_queue,
             idle_unload_s=server.idle_unload,
@@ -144,16 +147,15 @@ def _last_part(model: str) -> str:
     return model.rstrip("/").rsplit("/", 1)[-1].split("@", 1)[0]
 
 
-def _load(model: ModelOptions, context_window: int | None) -> "Pair":
+def _load(model: ModelOptions, memory: MemoryOptions, context_window: int | None) -> "Pair":
     pair = model.load()
+    note(memory.plan(pair, context_window).describe())
     if model.exact and (own := pair.sampling().temperature) > 0:
         note(
             f"--exact settles answers at temperature 0, and this model's own is {own:g}: requests "
             "have to ask for 0; answers at others are sampled, and say so in dflash.notes",
             "warn",
         )
-    if context_window is not None:
-        pair.context_limit = min(pair.context_limit, context_window)
     # Answers carry these names, and a path is nobody's business.
     pair.name = _last_part(pair.name) if _is_path(pair.name) else pair.name
     if pair.drafter_name and _is_path(pair.drafter_name):

@@ -39,6 +39,8 @@ class FakeEngine:
     loads: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
+    planned: list[dict[str, Any]] = field(default_factory=list)
+    cached_tokens: int = 0
     prompts: list[str | list[dict[str, str]]] = field(default_factory=list)
     templates: list[dict[str, Any]] = field(default_factory=list)
 
@@ -54,12 +56,17 @@ class FakeEngine:
         self.requests.append({"prompt_ids": prompt_ids, "sampling": sampling, **options})
         return FakeGeneration(self)
 
+    def plan_memory(self, pair: "FakePair", **options: Any) -> SimpleNamespace:
+        self.planned.append(options)
+        return SimpleNamespace(describe=lambda: "memory 8 GiB", note=None)
+
     def exactness_of(self, pair: "FakePair", notify: Any = None) -> None:
         self.measured.append(pair.name)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeEngine":
         monkeypatch.setattr("dflash2_mlx.pair.load_pair", self.load_pair)
         monkeypatch.setattr("dflash2_mlx.generation.stream_generate", self.stream_generate)
+        monkeypatch.setattr("dflash2_mlx.budget.plan_memory", self.plan_memory)
         monkeypatch.setattr("dflash2_mlx.exactness.exactness_of", self.exactness_of)
         return self
 
@@ -68,6 +75,7 @@ class FakePair:
     name = "tiny"
     notes = ("dequantized to [float32]",)
     context_limit = 999
+    prefix_cache = None
 
     def __init__(self, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
@@ -122,7 +130,9 @@ class FakeGeneration:
         figures = {
             "text": "".join(self.pieces),
             "finish_reason": self.engine.finish_reason if finished else None,
+            "prompt_tokens": 20,
             "completion_tokens": len(self.pieces),
+            "cached_tokens": self.engine.cached_tokens,
             "decode_tokens_per_s": 12.34,
             "tokens_per_pass": 2.5,
             "redecided": self.engine.redecided,

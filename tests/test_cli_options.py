@@ -87,9 +87,8 @@ def test_the_tables_above_name_all_that_the_engine_takes() -> None:
     assert {*SAMPLING, "logprobs", "grammar"} == {
         field.name for field in dataclasses.fields(SamplingParams)
     }
-    assert {*RUNNING, "exact", "pair", "prompt_ids", "sampling", "on_prefill"} == set(
-        inspect.signature(stream_generate).parameters
-    )
+    others = {"exact", "pair", "prompt_ids", "sampling", "on_prefill", "marks", "session"}
+    assert {*RUNNING, *others} == set(inspect.signature(stream_generate).parameters)
 
 
 def test_exact_reaches_the_engine_after_this_machine_was_measured(run: Any) -> None:

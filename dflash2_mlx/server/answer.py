@@ -1,5 +1,6 @@
 """One answer, on the worker's thread: a request in, events out."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from dflash2_mlx.server.prompt import Prepared, prepare
 from dflash2_mlx.server.segments import Segmenter
 from dflash2_mlx.text import Detokenizer
 
+log = logging.getLogger("dflash2_mlx.server")
 LEAST_LOGPROB = -9999.0  # JSON knows no infinity
 
 
@@ -79,6 +81,9 @@ def _tell_steps(pair: Pair, prepared: Prepared, generation: Generation, tell: Te
         if reader.done:
             break
     result = generation.result
+    if result.why_no_more:
+        known = f"{result.cached_tokens} of {result.prompt_tokens} prompt tokens known"
+        log.info("%s: %s", known, result.why_no_more)
     events = reader.finish(result.finish_reason == "length")
     calls += sum(isinstance(event, ToolStart) for event in events)
     tell(*events)

@@ -32,7 +32,7 @@ async def health(request: Request) -> Response:
     content: dict[str, Any] = {"status": "ok" if state.ok else "error", **asdict(state)}
     content["model"] = desk.model
     content["effective"] = None if about is None else asdict(about.effective)
-    content["memory"] = _memory()
+    content["memory"] = _memory() | _planned(desk)
     return JSONAnswer(content, 200 if state.ok else 503)
 
 
@@ -69,6 +69,12 @@ def _model(desk: Desk) -> dict[str, Any]:
             "dflash": {**asdict(about.effective), "notes": list(about.notes)},
         }
     return described
+
+
+def _planned(desk: Desk) -> dict[str, Any]:
+    """The plan for the loaded pair, and what is kept of prompts."""
+    guard = getattr(desk.worker.pair, "guard", None)
+    return {} if guard is None else guard.told()
 
 
 def _memory() -> dict[str, int]:
