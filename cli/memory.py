@@ -38,6 +38,15 @@ class MemoryOptions:
             show_default="what is left, up to half",
         ),
     ] = None
+    prompt_cache_disk: Annotated[
+        float,
+        memory_option(
+            metavar="GB",
+            min=0,
+            help="Keep system messages and tools on disk too, for the next start.",
+            show_default="nothing",
+        ),
+    ] = 0.0
     prefill_step: Annotated[
         int | None,
         memory_option(
@@ -59,7 +68,11 @@ class MemoryOptions:
 
         pair.prefill_step = self.prefill_step
         plan = plan_memory(
-            pair, window=window, limit=_bytes(self.memory_limit), store=_bytes(self.prompt_cache)
+            pair,
+            window=window,
+            limit=_bytes(self.memory_limit),
+            store=_bytes(self.prompt_cache),
+            disk=_bytes(self.prompt_cache_disk) or 0,
         )
         if plan.note:
             note(plan.note, "warn")

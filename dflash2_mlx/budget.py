@@ -7,7 +7,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from dflash2_mlx.borders import PREFILL_STEP, step_at
+from dflash2_mlx.disk_tier import DiskTier
 from dflash2_mlx.errors import OutOfMemory
+from dflash2_mlx.folders import cache_root
 from dflash2_mlx.machine import this_machine
 from dflash2_mlx.memory import Plan, Sizes, in_gb, make_plan
 from dflash2_mlx.models.cache import STEP, KVCache, leaves
@@ -60,17 +62,20 @@ def plan_memory(
     window: int | None = None,
     limit: int | None = None,
     store: int | None = None,
+    disk: int = 0,
 ) -> Plan:
     """Plan the memory of a pair, and let the pair keep to it: window, prompt states, guard, MLX.
 
-    Arguments as for `memory.make_plan`; `store` 0 keeps no prompt states.
+    Arguments as for `memory.make_plan`; `store` 0 keeps no prompt states, and `disk` bytes of them
+    are kept on disk too.
     """
     sizes = sizes_of(pair)
     plan = make_plan(
         this_machine(), sizes, pair.context_limit, window=window, limit=limit, store=store
     )
     pair.context_limit = plan.context_tokens
-    pair.prefix_cache = PrefixCache(plan.store_bytes) if plan.store_bytes else None
+    tier = DiskTier(cache_root() / "prompts", disk) if disk and plan.store_bytes else None
+    pair.prefix_cache = PrefixCache(plan.store_bytes, tier) if plan.store_bytes else None
     pair.guard = Guard(plan, sizes, pair.prefix_cache)
     mx.set_cache_limit(plan.pool_bytes)
     if plan.wired_bytes and mx.metal.is_available():
@@ -143,5 +148,3 @@ def _cost(cache: Any, step: int) -> tuple[float, float]:
 
 def _nbytes(model: Any) -> int:
     return sum(array.nbytes for array in parameters(model).values())
-
-

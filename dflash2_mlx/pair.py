@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,7 +109,8 @@ class Pair:
     @property
     def state_key(self) -> str:
         """Names all that a state depends on besides its tokens."""
-        parts = [*self.revisions, f"{self.target.bits}-bit {dtype_name(self.target.dtype)}"]
+        parts = [f"mlx {version('mlx')}", *self.revisions]
+        parts.append(f"{self.target.bits}-bit {dtype_name(self.target.dtype)}")
         if self.drafter is not None:
             parts.append(f"{most_bits(self.drafter)}-bit {dtype_name(self.drafter.dtype)}")
         return SEPARATOR.join(parts)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dflash2_mlx.disk_tier import DiskTier
 from dflash2_mlx.states import Point, Rows, nbytes
 
 NUM_REMEMBERED = 10_000  # digests of what was evicted, to tell why it is not there
@@ -76,12 +77,13 @@ class Stored:
 class PrefixCache:
     """States of prompts up to `budget_bytes`, the least recently used evicted first.
 
-    A key separates what different models left behind. Not for use by several threads, but for
-    `stored`.
+    A key separates what different models left behind. What is on `disk` is taken in where it helps.
+    Not for use by several threads, but for `stored`.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, disk: DiskTier | None = None) -> None:
         self.budget_bytes = budget_bytes
+        self.disk = disk
         self.used_bytes = 0
         self._roots: dict[str, Node] = {}
         self._clock = 0
@@ -100,6 +102,8 @@ class PrefixCache:
 
     def find(self, key: str, tokens: Sequence[int], borders: Sequence[int]) -> Found:
         """The last state that lies on the way of a prompt read in chunks up to `borders`."""
+        if self.disk is not None:
+            self._take_in(self.disk, key, tokens, borders)
         last = usable = root = self.root(key)
         for border in borders:
             child = last.children.get(packed(tokens[last.end : border]))
@@ -148,6 +152,38 @@ class PrefixCache:
         self._gone.pop(node.digest, None)
         self.touch(node, session)
         return node
+
+    def persist(self, node: Node) -> None:
+        """Write the state behind a chunk to disk, where there is one."""
+        if self.disk is not None and node.point is not None:
+            path = node.path()
+            rows = [before.rows for before in path]
+            self.disk.write(node.digest, [before.ids for before in path], rows, node.point)
+
+    def _take_in(
+        self, disk: DiskTier, key: str, tokens: Sequence[int], borders: Sequence[int]
+    ) -> None:
+        """Add the longest state from disk that a prompt can use, unless memory has it."""
+        root = self.root(key)
+        node: Node | None = root
+        digest, start, found = root.digest, 0, b""
+        for border in borders:
+            ids = packed(tokens[start:border])
+            digest, start = digest_of(digest, ids), border
+            node = node and node.children.get(ids)
+            if node is not None and node.point is not None:
+                found = b""
+            elif disk.has(digest):
+                found = digest
+        kept = disk.read(found) if found else None
+        at: Node | None = root
+        for number, ids in enumerate(kept.ids if kept else ()):
+            if kept is None or at is None:
+                return
+            point = kept.point if number == len(kept.ids) - 1 else None
+            at = self.add(at, unpacked(ids), kept.rows[number], point, None)
+            if at is not None:
+                at.is_stem = point is not None
 
     def shrink(self, to_bytes: int) -> int:
         """Evict until no more than `to_bytes` are used; gives the bytes that became free."""

@@ -55,6 +55,8 @@ class Reuse:
         ids = conversation.tokens[start:end]
         self._at = self._cache.add(self._at, ids, rows, point, self._session)
         if self._at is not None:
-            self._at.is_stem = self._at.is_stem or end == self._marks.stem
+            if end == self._marks.stem:
+                self._at.is_stem = True
+                self._cache.persist(self._at)
         else:
             self.cause = f"{self.cause or 'all is known'}; no room to keep token {start} and on"
