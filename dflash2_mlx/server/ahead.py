@@ -66,15 +66,18 @@ class Listener:
         ]
 
 
-def read_on(pair: Pair, ask: Ask, heard: Listener, block_size: BlockSize, go_on: OnPrefill) -> None:
-    """Read the conversation up to the end of its last answer; `go_on` hears of every chunk."""
+def read_on(pair: Pair, ask: Ask, heard: Listener, block_size: BlockSize, go_on: OnPrefill) -> int:
+    """Read the conversation up to the end of its last answer; gives the tokens that were new.
+
+    `go_on` hears of every chunk.
+    """
     if ask.prompt is not None or ask.messages[-1]["role"] == "assistant":
-        return
+        return 0
     following = replace(ask, messages=(*ask.messages, heard.message, *heard.replies))
     rendered = render(pair, following)
     marks = marks_of(pair, rendered.messages, rendered.ids, rendered.variables)
     if marks is None:
-        return
+        return 0
     place = _last_answer(rendered.messages) + 1
     end = marker_of(pair).end_before(place, rendered.messages, rendered.ids, rendered.variables)
     num_read = read_ahead(
@@ -86,6 +89,7 @@ def read_on(pair: Pair, ask: Ask, heard: Listener, block_size: BlockSize, go_on:
         on_prefill=go_on,
     )
     log.debug("read ahead %d tokens for the next turn", num_read)
+    return num_read
 
 
 def _last_answer(messages: Sequence[Message]) -> int:

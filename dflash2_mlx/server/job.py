@@ -19,7 +19,7 @@ class Tell(Protocol):
 
 
 # Called once the end was sent, with what hears of every chunk read and may raise to stop.
-Afterwards = Callable[[Callable[[int, int], None]], None]
+Afterwards = Callable[[Callable[[int, int], None]], object]
 
 
 class Cancelled(Exception):
