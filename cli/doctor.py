@@ -29,6 +29,7 @@ def doctor(
         "cache": str(cache_root()),
         "exactness": _exactness(),
         "tuning": _tuning(),
+        "memory": _memory_plan(),
         "checks": checks,
         "ok": all(check["ok"] for check in checks),
     }
@@ -104,6 +105,23 @@ def _tuning() -> list[dict[str, Any]]:
         return []
 
 
+def _memory_plan() -> dict[str, Any]:
+    """What may be used here, the weights found on this machine, and the plans made for pairs."""
+    try:
+        from dflash2_mlx.budget import made_plans
+        from dflash2_mlx.machine import known_weights, this_machine
+
+        machine = this_machine()
+        return {
+            "limit_bytes": machine.limit_bytes,
+            "reserve_bytes": machine.reserve_bytes,
+            "weights_bytes": known_weights(),
+            "plans": made_plans(),
+        }
+    except Exception:
+        return {"limit_bytes": None, "reserve_bytes": None, "weights_bytes": {}, "plans": {}}
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -149,10 +167,25 @@ def _lines(report: dict[str, Any]) -> list[str]:
         for check in report["checks"]
     ]
     return [f"{name:<17}{value}" for name, value in rows.items() if value is not None] + [
+        *_memory_lines(report["memory"]),
         *exactness,
         *tuning,
         *checks,
     ]
+
+
+def _memory_lines(memory: dict[str, Any]) -> list[str]:
+    limit = memory["limit_bytes"]
+    if limit is None:
+        return []
+    told = [
+        f"{_gigabytes(limit)} may be used, {_gigabytes(memory['reserve_bytes'])} are left alone"
+    ]
+    for name, size in memory["weights_bytes"].items():
+        fits = f"leaves {_gigabytes(limit - size)}" if size < limit else "does not fit"
+        told.append(f"{name}: weights {_gigabytes(size)}, {fits}")
+    told += [f"{name}: {plan['detail']}" for name, plan in memory["plans"].items()]
+    return [f"{'memory plan':<17}{line}" for line in told]
 
 
 def _both(main: str, detail: str | None) -> str:

@@ -1,5 +1,6 @@
 """The memory plan of a loaded pair, and what keeps to it while requests run."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,7 @@ from mlx_lm.models.cache import ArraysCache
 from dflash2_mlx.borders import PREFILL_STEP, step_at
 from dflash2_mlx.disk_tier import DiskTier
 from dflash2_mlx.errors import OutOfMemory
-from dflash2_mlx.folders import cache_root
+from dflash2_mlx.folders import cache_root, read_object, write_object
 from dflash2_mlx.machine import this_machine
 from dflash2_mlx.memory import Plan, Sizes, in_gb, make_plan
 from dflash2_mlx.models.cache import STEP, KVCache, leaves
@@ -18,6 +19,7 @@ from dflash2_mlx.precision import free_memory
 from dflash2_mlx.prefix_cache import PrefixCache
 from dflash2_mlx.target import Target, parameters
 
+PLANS = "memory.json"  # in the cache folder
 SPARE_ROWS = 9 / 8  # a cache grows by an eighth at a time
 
 
@@ -81,6 +83,21 @@ def plan_memory(
     if plan.wired_bytes and mx.metal.is_available():
         mx.set_wired_limit(plan.wired_bytes)
     return plan
+
+
+def remember_plan(pair: Pair, plan: Plan) -> None:
+    """Let `doctor` show the plan; not being able to is no reason to stop."""
+    with suppress(OSError):
+        write_object(cache_root() / PLANS, made_plans() | {pair.name: _shown(plan)})
+
+
+def made_plans() -> dict[str, Any]:
+    """The last plan made for each pair on this machine."""
+    return read_object(cache_root() / PLANS)
+
+
+def _shown(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "detail": plan.describe()}
 
 
 def sizes_of(pair: Pair) -> Sizes:

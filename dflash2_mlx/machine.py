@@ -26,6 +26,19 @@ def check_folders(*folders: Path) -> None:
     check_weights(sum(map(weights_in, folders)), machine.limit_bytes, machine)
 
 
+def known_weights() -> dict[str, int]:
+    """Bytes of target and drafter of each known pair whose target is on this machine."""
+    from dflash2_mlx.catalogue import load_catalogue
+    from dflash2_mlx.fetch import cached_folder, drafter_source
+
+    found = {}
+    for name in load_catalogue():
+        if folder := cached_folder(name):
+            drafter = drafter_source(name).cached()
+            found[name] = weights_in(folder) + (weights_in(drafter) if drafter else 0)
+    return found
+
+
 def weights_in(folder: Path) -> int:
     """Bytes of the files that hold the tensors of a model folder."""
     endings = ("safetensors", "gguf")

@@ -10,9 +10,11 @@ import pytest
 from tiny import pair_of, tiny_target
 from typer.testing import CliRunner, Result
 
+from dflash2_mlx.budget import plan_memory, remember_plan
 from dflash2_mlx.cli.app import app
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.exactness import measure, save
+from dflash2_mlx.machine import this_machine
 from dflash2_mlx.target import Target
 
 PAIR = pair_of(Target(tiny_target()))
@@ -81,3 +83,21 @@ def test_json_is_one_object_with_all_that_a_report_needs(doctor: Any) -> None:
 def test_the_text_names_the_versions_and_the_blas(doctor: Any) -> None:
     names = [line.split()[0] for line in doctor([GOOD]).stdout.splitlines()]
     assert {"platform", "chip", "mlx", "mlx-lm", "transformers", "BLAS", "cache"} <= set(names)
+
+
+def test_what_memory_is_for_is_shown(
+    doctor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DFLASH2_MLX_CACHE", str(tmp_path))
+    weights = {"small": 2**30, "huge": 2**50}
+    monkeypatch.setattr("dflash2_mlx.machine.known_weights", lambda: weights)
+    pair = pair_of(Target(tiny_target()), context_limit=1000)
+    plan = plan_memory(pair)
+    remember_plan(pair, plan)
+    memory = json.loads(doctor([GOOD], "--json").stdout)["memory"]
+    assert memory["limit_bytes"] == this_machine().limit_bytes
+    assert memory["plans"]["tiny"]["context_tokens"] == 1000
+    shown = doctor([GOOD]).stdout
+    assert "may be used" in shown
+    assert "huge: weights 1048576.0 GiB, does not fit\n" in shown
+    assert f"memory plan      tiny: {plan.describe()}\n" in shown
