@@ -10,7 +10,7 @@ from dflash2_mlx.acceptance import accept_equal, accept_greedy, accept_sampled, 
 from dflash2_mlx.constraint import Constraint, Walk
 from dflash2_mlx.distribution import NEGATIVE_INFINITY, Distribution
 from dflash2_mlx.models.selector import Trellis
-from dflash2_mlx.randomness import Purpose, Randomness
+from dflash2_mlx.randomness import Position, Purpose, Randomness
 from dflash2_mlx.sampling import SamplingParams
 
 
@@ -92,7 +92,13 @@ class Chooser:
         self._distribution = Distribution(params, vocab_size)
         self._randomness = randomness
 
-    def draft(self, trellis: Trellis, position: int) -> Draft:
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether tokens can be chosen before the host knows those of the pass before."""
+        knows_enough = self.constraint is None and self._tolerance is None
+        return knows_enough and not self._distribution.has_penalties
+
+    def draft(self, trellis: Trellis, position: Position) -> Draft:
         """Walk the trellis for tokens at `position` and behind."""
         if self.constraint is not None:
             return self._obeying(trellis, position, self.constraint)
@@ -120,7 +126,7 @@ class Chooser:
             self.constraint.commit(tokens)
 
     def judge(
-        self, raw: mx.array, draft: Draft, position: int, committed: Sequence[int]
+        self, raw: mx.array, draft: Draft, position: Position, committed: Sequence[int]
     ) -> mx.array:
         """Decide a block from the target's logits `[L, V]`; one flat int32 array for `read`.
 
@@ -157,7 +163,7 @@ class Chooser:
             in_doubt=num_sure <= num_accepted,
         )
 
-    def _obeying(self, trellis: Trellis, position: int, constraint: Constraint) -> Draft:
+    def _obeying(self, trellis: Trellis, position: Position, constraint: Constraint) -> Draft:
         """A walk over candidates that obey the grammar: on the host, one more read of a pass."""
         temperature, noise = self.params.temperature, mx.zeros(trellis.candidates.shape)
         if not self.greedy:
@@ -176,17 +182,17 @@ class Chooser:
             self.constraint.allowed(walk.masks),
         )
 
-    def _draft_noise(self, candidates: mx.array, position: int) -> mx.array:
+    def _draft_noise(self, candidates: mx.array, position: Position) -> mx.array:
         """Gumbel noise for candidates `[T, K]`: by token id when coupled, else by place."""
         num_rows, width = candidates.shape
         if self.coupled:
             return mx.take_along_axis(self._shared_noise(position, num_rows), candidates, axis=1)
         return self._randomness.gumbels(position, num_rows, width, Purpose.DRAFT)
 
-    def _shared_noise(self, position: int, num_rows: int) -> mx.array:
+    def _shared_noise(self, position: Position, num_rows: int) -> mx.array:
         return self._randomness.gumbels(position, num_rows, self._vocab_size, Purpose.EMIT)
 
-    def _sample(self, logits: mx.array, draft: Draft, position: int) -> mx.array:
+    def _sample(self, logits: mx.array, draft: Draft, position: Position) -> mx.array:
         num_drafts = draft.tokens.size
         if self.coupled:
             noise = self._shared_noise(position, num_drafts + 1)

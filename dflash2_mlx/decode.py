@@ -12,6 +12,7 @@ from dflash2_mlx.borders import PREFILL_STEP, Marks, chunk_borders
 from dflash2_mlx.chooser import Chooser, Draft, TokenLogprobs, Verdict, greedy_chooser
 from dflash2_mlx.models.cache import leaves
 from dflash2_mlx.models.selector import Trellis
+from dflash2_mlx.randomness import Position
 from dflash2_mlx.reuse import Reuse
 from dflash2_mlx.target import Reading, Target
 
@@ -77,7 +78,17 @@ class Flight:
     reading: Reading
     verdict: mx.array
     launched_s: float  # on the clock of time.perf_counter
-    depth: int  # committed tokens before it
+    depth: int  # committed tokens before it, as far as the host knew
+
+    @property
+    def kept(self) -> int | mx.array:
+        """How many of its rows stay: a number where that is certain, else `[]` int32."""
+        return 1 if self.width == 1 else self.verdict[0] + 1
+
+    @property
+    def anchor(self) -> mx.array:
+        """The last token that it emits, `[1]` uint32."""
+        return mx.take(self.verdict, mx.array(self.kept)).reshape(1).astype(mx.uint32)
 
 
 class Conversation:
@@ -96,11 +107,25 @@ class Conversation:
         self.context = drafter.make_context() if drafter else []
         self.tokens: list[int] = []  # all committed tokens, the anchor last
         self._unseen: list[mx.array] = []  # taps that the drafter's context has not taken in
+        self._late: Flight | None = None  # the same of a pass of which only the device knows more
+        self._unread: Flight | None = None  # the pass launched last
+        self._taken: Flight | None = None  # the last one whose rows were taken in
 
     @property
     def length(self) -> int:
-        """Tokens that the caches hold."""
+        """Committed tokens that the caches hold."""
         return len(self.tokens) - 1
+
+    @property
+    def reach(self) -> int:
+        """Tokens there can be at most when all that was launched is read."""
+        return len(self.tokens) + (self._unread.width if self._unread else 0)
+
+    def can_follow(self, flight: Flight) -> bool:
+        """Whether a pass can be launched behind this one before it was read."""
+        rows = self.drafter.context_rows if self.drafter else None
+        fits = rows is None or flight.width <= rows
+        return fits and self.target.runs_ahead and self.chooser.runs_ahead
 
     def prefill(
         self,
@@ -146,27 +171,36 @@ class Conversation:
         """All caches that make up the state, of target and drafter."""
         return [*leaves(self.caches), *self.context]
 
-    def launch(self, width: int) -> Flight:
-        """Propose and verify `width` rows (1: plain decoding) as one graph, and start it."""
-        launched_s, position = time.perf_counter(), len(self.tokens)
-        anchor = mx.array(self.tokens[-1:], dtype=mx.uint32)
+    def launch(self, width: int, behind: Flight | None = None) -> Flight:
+        """Propose and verify `width` rows (1: plain decoding) as one graph, and start it.
+
+        `behind` a pass that was not read yet, what it accepted is only known to the device.
+        """
+        launched_s, depth = time.perf_counter(), len(self.tokens)
+        position: Position = depth
+        if behind is None:
+            anchor = mx.array(self.tokens[-1:], dtype=mx.uint32)
+        else:
+            self._take_in(behind, behind.kept)
+            anchor, position = behind.anchor, depth + behind.kept
         draft = self._draft(anchor, position, width)
+        mx.async_eval(draft.tokens)  # runs while the target's graph is built
         block = mx.concatenate([anchor, draft.tokens])
         reading = self.target.read(block, self.caches)
         verdict = self.chooser.judge(reading.logits, draft, position, self.tokens)
         mx.async_eval(verdict)
-        return Flight(block.size, width, draft.forced, reading, verdict, launched_s, position)
+        self._unread = Flight(block.size, width, draft.forced, reading, verdict, launched_s, depth)
+        return self._unread
 
-    def _draft(self, anchor: mx.array, position: int, width: int) -> Draft:
+    def _draft(self, anchor: mx.array, position: Position, width: int) -> Draft:
         if self.drafter is None or self.length == 0:
             return self.chooser.undrafted()
         # Certain drafts cost no drafter: they pay where drafting does not.
         forced = self.chooser.forced(max(width, FORCED_ROWS) - 1)
         if forced.forced or width == 1:
             return forced
-        taps = mx.concatenate(self._unseen, axis=1) if self._unseen else None
-        self._unseen = []
-        trellis = self.drafter.propose(self.context, taps, anchor, width)
+        self._see()
+        trellis = self.drafter.propose(self.context, None, anchor, width)
         return self.chooser.draft(trellis, position)
 
     def commit(self, flight: Flight, tokens: Sequence[int]) -> None:
@@ -175,28 +209,65 @@ class Conversation:
         Without tokens the anchor stays, as if there had been no pass.
         """
         self.chooser.commit(list(tokens))
-        self.target.rewind(self.caches, flight.reading, len(tokens))
+        if flight is not self._taken:
+            self._take_in(flight, len(tokens))
         self.tokens += tokens
-        if self.drafter and tokens and flight.reading.taps is not None:
-            self._unseen.append(flight.reading.taps[:, : len(tokens)])
-            if sum(taps.shape[1] for taps in self._unseen) >= MAX_UNSEEN:
-                self._catch_up()
+        if self._late is flight:
+            self._keep_taps(flight, len(tokens))
+        self._late = None
+        self._unread = None if self._unread is flight else self._unread
+        for cache in self.context:
+            if not isinstance(cache.offset, int):
+                cache.rewind_to(self.length)
+        if sum(taps.shape[1] for taps in self._unseen) >= MAX_UNSEEN:
+            self._catch_up()
+
+    def _take_in(self, flight: Flight, kept: int | mx.array) -> None:
+        """Keep the first `kept` rows of the pass behind the committed tokens."""
+        self._taken, most = flight, self.length + flight.width
+        if self.target.runs_ahead:
+            self.target.rewind_to(self.caches, self.length + kept, self.length + 1, most)
+        else:
+            assert isinstance(kept, int)
+            self.target.rewind(self.caches, flight.reading, kept)
+        if isinstance(kept, int):
+            self._keep_taps(flight, kept)
+        else:
+            self._late = flight
+
+    def _keep_taps(self, flight: Flight, kept: int) -> None:
+        if self.drafter and kept and flight.reading.taps is not None:
+            self._unseen.append(flight.reading.taps[:, :kept])
+
+    def _see(self) -> None:
+        """Let the drafter's context take in what it has not seen."""
+        assert self.drafter is not None
+        if self._unseen:
+            self.drafter.extend(self.context, mx.concatenate(self._unseen, axis=1))
+            self._unseen = []
+        if self._late and self._late.reading.taps is not None:
+            self.drafter.extend(self.context, self._late.reading.taps)
+            offset, low = self.length + self._late.kept, self.length + 1
+            for cache in self.context:
+                cache.rewind_to(offset, low, self.length + self._late.width)
+        self._late = None
 
     def stop_drafting(self) -> None:
         """Go on with plain decoding and forget the drafter's context."""
-        self.drafter, self.context, self._unseen = None, [], []
+        self.drafter, self.context, self._unseen, self._late = None, [], [], None
 
     def close(self, flight: Flight | None) -> None:
         """Leave sound caches behind, whatever was in flight."""
-        if flight is not None:
+        self._late = None
+        if self.target.runs_ahead:
+            self.target.rewind_to(self.caches, self.length)
+        elif flight is not None:
             self.target.rewind(self.caches, flight.reading, 0)
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Let the drafter's context take in what it has not seen."""
         if self.drafter and self._unseen:
-            self.drafter.extend(self.context, mx.concatenate(self._unseen, axis=1))
-            self._unseen = []
+            self._see()
             mx.async_eval([cache.state for cache in self.context])
 
     def _skip_unseen(self, num_tokens: int) -> int:
@@ -216,26 +287,32 @@ def decode(
 ) -> Generator[Step]:
     """Emit tokens behind a prefilled prompt until an end token (emitted too) or `max_tokens`.
 
-    A step is handed out only after the next pass was launched. Closing the generator early leaves
-    the caches at the last step handed out.
+    A step is handed out only after the next pass was launched, which happens before this one is
+    read where nothing has to be known of it. Closing the generator early leaves the caches at the
+    last step handed out.
     """
     remaining = max_tokens
     # Drafters learn from anchors inside answers; behind a prompt's last token they draft nothing
     # that stands (1.00 tokens per pass on the demo pair's 24 prompts).
     flight: Flight | None = conversation.launch(1)
-    paused_s = 0.0
+    read_s = paused_s = 0.0
     try:
         while flight is not None:
+            following = None
+            if conversation.can_follow(flight) and flight.width < remaining:
+                width = min(choose_width(), remaining - 1)
+                following = conversation.launch(width, behind=flight)
             verdict = conversation.chooser.read(flight.verdict, flight.width)
-            pass_s = _pass_time(flight, paused_s)
+            since_s, read_s = max(flight.launched_s, read_s), time.perf_counter()
+            pass_s = _pass_time(flight, read_s - since_s, paused_s)
             tokens, reason = _cut(verdict.tokens, remaining, end_tokens)
             conversation.commit(flight, tokens)
             remaining -= len(tokens)
             step = _step(flight, verdict, tokens, reason, pass_s)
-            flight = None
+            flight = following if reason is None else None
             if reason is None and conversation.target.undraftable:
                 yield step  # before the launch: what these caches read cannot be undone
-            if reason is None:
+            if reason is None and flight is None:
                 width = 1 if verdict.in_doubt else min(choose_width(), remaining)
                 flight = conversation.launch(width)
             if reason is not None or not conversation.target.undraftable:
@@ -266,10 +343,9 @@ def _step(
     )
 
 
-def _pass_time(flight: Flight, paused_s: float) -> float | None:
+def _pass_time(flight: Flight, seconds: float, paused_s: float) -> float | None:
     if flight.forced or flight.width != flight.asked:
         return None
-    seconds = time.perf_counter() - flight.launched_s
     return seconds if paused_s <= MAX_PAUSE * seconds else None
 
 

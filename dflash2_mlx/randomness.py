@@ -6,6 +6,9 @@ from enum import IntEnum
 import mlx.core as mx
 
 
+Position = int | mx.array  # an array `[]` where only the device knows it
+
+
 class Purpose(IntEnum):
     """What a number at a position is for; numbers for different purposes are independent."""
 
@@ -31,18 +34,18 @@ class Randomness:
         words = [int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")]
         return cls(mx.array(words, dtype=mx.uint32))
 
-    def uniforms(self, position: int, count: int, purpose: Purpose) -> mx.array:
+    def uniforms(self, position: Position, count: int, purpose: Purpose) -> mx.array:
         """One number in [0, 1) for each of `count` positions: `[count]` float32."""
-        keys = self._keys(mx.arange(position, position + count), purpose)
+        keys = self._keys(position + mx.arange(count), purpose)
         return mx.vmap(lambda key: mx.random.uniform(key=key))(keys)
 
-    def gumbels(self, position: int, count: int, size: int, purpose: Purpose) -> mx.array:
+    def gumbels(self, position: Position, count: int, size: int, purpose: Purpose) -> mx.array:
         """Standard Gumbel numbers `[count, size]` float32, a row for each position."""
-        keys = self._keys(mx.arange(position, position + count), purpose)
+        keys = self._keys(position + mx.arange(count), purpose)
         return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
 
     def gumbel_at(self, position: mx.array, size: int, purpose: Purpose) -> mx.array:
-        """Standard Gumbel numbers `[size]` for a position `[]` that only the device knows."""
+        """Standard Gumbel numbers `[size]` for a position `[]`."""
         return mx.random.gumbel((size,), key=self._keys(position, purpose))
 
     def _keys(self, positions: mx.array, purpose: Purpose) -> mx.array:

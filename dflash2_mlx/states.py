@@ -60,7 +60,7 @@ def _keeps_all(cache: Any) -> bool:
 def _held(cache: Any) -> Any:
     if isinstance(cache, KVCache):
         first = cache.first_visible
-        return (cache.cut(first, cache.offset), first, cache.offset, cache.origin)
+        return (cache.cut(first, cache.high), first, cache.high, cache.origin)
     if isinstance(cache, ArraysCache):
         return [None if array is None else mx.contiguous(array) for array in cache.cache]
     return copy.deepcopy(vars(cache))

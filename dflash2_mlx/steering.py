@@ -34,7 +34,7 @@ class Steering:
         """Rows of the next pass."""
         if conversation.drafter is None:
             return 1
-        depth, limit = len(conversation.tokens), self._pair.drafter_limit
+        depth, limit = conversation.reach, self._pair.drafter_limit
         width = self._pilot.choose(depth) if self._pilot else self.effective.block_size
         if depth + width > limit:
             self._stop(conversation, f"past the {limit} tokens the drafter can read")

@@ -9,9 +9,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
-from dflash2_mlx.errors import BadCheckpoint, PairMismatch
+from dflash2_mlx.errors import BadCheckpoint, PairMismatch, UnsupportedField
 from dflash2_mlx.models.anatomy import Anatomy, examine
-from dflash2_mlx.models.cache import leaves, rewindable
+from dflash2_mlx.models.cache import KVCache, leaves, rewindable
+from dflash2_mlx.models.quantized_cache import quantized
 from dflash2_mlx.models.recurrent import Recorder, Tape
 from dflash2_mlx.models.spy import Spy, installed
 
@@ -43,8 +44,11 @@ class Target:
         self.num_layers = len(model.layers)
         if outside := [tap for tap in taps if not 0 <= tap < self.num_layers]:
             raise PairMismatch(f"taps {outside} lie outside layers 0 to {self.num_layers - 1}")
+        self.kv_bits: int | None = None
         self.undraftable = _known_problem(model) or _not_rewindable(make_prompt_cache(model))
-        self._anatomy = _examine(model, self.make_caches())
+        caches = self.make_caches()
+        self._anatomy = _examine(model, caches)
+        self._has_device_lengths = all(_has_device_length(leaf) for leaf in leaves(caches))
         self.undraftable = self.undraftable or self._anatomy.problem
         self._recorder = Recorder(self._anatomy.mixers)
         self.taps = () if self.undraftable else tuple(taps)
@@ -54,7 +58,29 @@ class Target:
     def make_caches(self) -> Caches:
         """Empty caches, one for each of the model's; ours wherever they have to be rewound."""
         caches = make_prompt_cache(self.model)
-        return caches if self.undraftable else [_ours(cache) for cache in caches]
+        return caches if self.undraftable else [_ours(cache, self.kv_bits) for cache in caches]
+
+    def quantize_states(self, bits: int) -> None:
+        """Keep keys and values in 8 or 4 bits from now on.
+
+        Raises `UnsupportedField` where the model's own code cannot compute with them.
+        """
+        try:
+            if bits not in (4, 8):
+                raise ValueError("keys and values come in 8 or 4 bits")
+            if self.undraftable:
+                raise ValueError(self.undraftable)
+            self.kv_bits, self._has_device_lengths = bits, False
+            caches = self.make_caches()
+            if not any(isinstance(leaf, KVCache) for leaf in leaves(caches)):
+                raise ValueError("it keeps no keys and values")
+            self.model(mx.zeros((1, 2), dtype=mx.uint32), cache=caches)
+        except Exception as error:  # a forward raises what it likes
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise UnsupportedField(
+                f"{bits}-bit keys and values do not work with {_family(self.model)}: {reason}; "
+                "leave --kv-bits out"
+            ) from None
 
     def read(self, tokens: mx.array, caches: Caches) -> Reading:
         """One lazy forward over `tokens` `[L]`, appended to what the caches hold."""
@@ -72,6 +98,21 @@ class Target:
             if not isinstance(cache, ArraysCache):
                 cache.trim(reading.length - kept)
         reading.tape.rewind(kept)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a forward can follow one of which the host does not know how much is kept."""
+        return self.undraftable is None and self._has_device_lengths
+
+    def rewind_to(
+        self, caches: Caches, offset: int | mx.array, low: int | None = None, high: int = 0
+    ) -> None:
+        """Forget the tokens from position `offset` on, which only the device may know (`[]`).
+
+        For a target that `runs_ahead`; such an offset lies between `low` and `high`.
+        """
+        for cache in leaves(caches):
+            cache.rewind_to(offset, low, high)
 
     def _tap(self, tap: int) -> Spy:
         def around(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -146,10 +187,17 @@ def most_bits(model: nn.Module) -> int:
     return max(weights, key=lambda bits: weights[bits], default=0)
 
 
-def _ours(cache: Any) -> Any:
+def _ours(cache: Any, kv_bits: int | None = None) -> Any:
     if isinstance(cache, CacheList):
-        return CacheList(*[_ours(inner) for inner in cache.caches])
-    return cache if isinstance(cache, ArraysCache) else rewindable(cache)
+        return CacheList(*[_ours(inner, kv_bits) for inner in cache.caches])
+    if isinstance(cache, ArraysCache):
+        return cache
+    ours = rewindable(cache)
+    return ours if kv_bits is None or ours is None else quantized(ours, kv_bits)
+
+
+def _has_device_length(cache: Any) -> bool:
+    return type(cache) is KVCache and not cache.is_shared
 
 
 def _family(model: nn.Module) -> str:

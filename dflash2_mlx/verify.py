@@ -16,7 +16,7 @@ from dflash2_mlx.models.cache import leaves
 from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.pair import BlockSize, Pair
 from dflash2_mlx.parity import Parity, Prompt, compare, encode, load_prompts
-from dflash2_mlx.randomness import Randomness
+from dflash2_mlx.randomness import Position, Randomness
 from dflash2_mlx.rounding import Deviation, deviation, dtype_name
 from dflash2_mlx.sampling import SamplingParams
 from dflash2_mlx.widths import WIDTHS
@@ -223,12 +223,12 @@ class Listener(Chooser):
     def __init__(self, vocab_size: int) -> None:
         super().__init__(SamplingParams(), Randomness.from_seed(0), vocab_size)
 
-    def draft(self, trellis: Trellis, position: int) -> Draft:
+    def draft(self, trellis: Trellis, position: Position) -> Draft:
         self.trellis = trellis
         return super().draft(trellis, position)
 
     def judge(
-        self, raw: mx.array, draft: Draft, position: int, committed: Sequence[int]
+        self, raw: mx.array, draft: Draft, position: Position, committed: Sequence[int]
     ) -> mx.array:
         self.logits, self.position, self.committed = raw, position, committed
         return super().judge(raw, draft, position, committed)

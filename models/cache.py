@@ -1,7 +1,8 @@
 """Keys and values of one attention layer, for any window, that can always be put back.
 
 mlx-lm's rotating cache cannot be trimmed once it is full. This one keeps its rows in the order of
-their positions, drops old ones in bulk, and so rewinds, sliding or not, by plain arithmetic.
+their positions, drops old ones in bulk, and so rewinds, sliding or not, by plain arithmetic. How
+many rows count may be known to the device only: then a pass can follow one that was not read yet.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,8 @@ class KVCache:
 
     With a `window` (a token sees itself and the `window - 1` before it) the rows stay below
     `window + reserve + STEP` plus one append; `reserve` is how far a full window can be rewound.
+    `offset` is the position the next token takes: a number, or an array `[]` that the host has not
+    read, between `low` and `high`.
     """
 
     def __init__(self, window: int | None = None, reserve: int = 64) -> None:
@@ -38,9 +41,11 @@ class KVCache:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.start = 0  # the position in row 0
-        self.offset = 0  # the position the next token takes
+        self.offset: int | mx.array = 0
+        self.low = self.high = 0
         self.origin = 0  # tokens before it were never stored
         self.is_overreached = False  # a mask was asked for that is wider than the window
+        self.is_shared = False  # layers read it that may take positions from how many rows it has
         self._fetched_from = 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -49,20 +54,23 @@ class KVCache:
         self._make_room(keys, values)
         assert self.keys is not None
         assert self.values is not None
-        row = self.offset - self.start
         # Not by item assignment, which would change the array that a snapshot refers to.
-        at = mx.array([row])
+        at = mx.array(self.offset - self.start).reshape(1)
         self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
         self.values = mx.slice_update(self.values, values, at, axes=(2,))
-        self.offset += num_new
-        self._fetched_from = self._first_visible(num_new)
-        return self.keys_and_values()
+        self._fetched_from = self.first_visible
+        self._move(num_new)
+        return self._fetched()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What the last append returned, for layers that share the keys of an earlier one."""
+        self.is_shared = True
+        return self._fetched()
+
+    def _fetched(self) -> tuple[mx.array, mx.array]:
         assert self.keys is not None
         assert self.values is not None
-        rows = slice(self._fetched_from - self.start, self.offset - self.start)
+        rows = slice(self._fetched_from - self.start, self.high - self.start)
         return self.keys[..., rows, :], self.values[..., rows, :]
 
     def make_mask(
@@ -72,8 +80,12 @@ class KVCache:
         window = window_size or self.window
         if self.window and window_size and window_size > self.window:
             self.is_overreached = True
-        first = max(self.origin, self.offset - self.window + 1) if self.window else self.origin
-        num_before = self.offset - max(first, self.start)
+        if not isinstance(self.offset, int):
+            key = mx.arange(self.first_visible, self.high + N)
+            query = (self.offset + mx.arange(N))[:, None]
+            visible = key <= query
+            return visible if window is None else visible & (query - key < window)
+        num_before = self.offset - self.first_visible
         if window is not None and num_before + N > window:
             return create_causal_mask(N, num_before, window_size=window)
         if N == 1:
@@ -83,8 +95,8 @@ class KVCache:
     def skip(self, num_tokens: int) -> None:
         """Drop all rows and move on by tokens that will never be looked at."""
         self.keys = self.values = None
-        self.offset += num_tokens
-        self.start = self.origin = self.offset
+        self._move(num_tokens)
+        self.start = self.origin = self.high
 
     def is_trimmable(self) -> bool:
         """Always: that is what this class is for."""
@@ -92,23 +104,42 @@ class KVCache:
 
     def trim(self, n: int) -> int:
         """Forget the last `n` tokens; raises `RewindFailed` when older rows are needed but gone."""
-        target = self.offset - n
-        needed = max(self.origin, target - self.window + 1) if self.window else self.origin
-        if n < 0 or target < self.origin or self.start > needed:
-            raise RewindFailed(
-                f"cannot rewind {n} of {self.offset} tokens: rows from position {needed} on are "
-                f"needed, {self.start} on are kept"
-            )
-        self.offset = target
+        self._check_rows(self.low - n, self.high - n)
+        self._move(-n)
         return n
+
+    def rewind_to(self, offset: int | mx.array, low: int | None = None, high: int = 0) -> None:
+        """Forget the tokens from position `offset` on; an array `[]` lies between `low` and `high`.
+
+        Raises `RewindFailed` when older rows are needed but gone.
+        """
+        if isinstance(offset, int):
+            low = high = offset
+        assert low is not None
+        self._check_rows(low, high)
+        self.offset, self.low, self.high = offset, low, high
+
+    def _check_rows(self, low: int, high: int) -> None:
+        needed = max(self.origin, low - self.window + 1) if self.window else self.origin
+        if high > self.high or low < self.origin or self.start > needed:
+            raise RewindFailed(
+                f"cannot rewind {self.high - low} of {self.high} tokens: rows from position "
+                f"{needed} on are needed, {self.start} on are kept"
+            )
+
+    def _move(self, num_tokens: int) -> None:
+        self.offset = self.offset + num_tokens
+        self.low, self.high = self.low + num_tokens, self.high + num_tokens
 
     def snapshot(self) -> Snapshot:
         """The present rows, free of cost; a later write copies instead of changing them."""
+        assert isinstance(self.offset, int)
         return Snapshot(self.keys, self.values, self.start, self.offset, self.origin)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot, also one further away than `trim` reaches."""
         self.keys, self.values, self.start, self.offset, self.origin = snapshot
+        self.low = self.high = snapshot.offset
 
     def cut(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Copies, not evaluated, of the keys and values of tokens `start .. end-1`."""
@@ -119,11 +150,12 @@ class KVCache:
         """Hold the rows of tokens `start .. offset-1`, as `cut` gave them; the cache was empty."""
         self.keys, self.values = rows or (None, None)
         self.start, self.offset, self.origin = start, offset, origin
+        self.low = self.high = offset
 
     @property
     def first_visible(self) -> int:
         """The oldest token that the next one sees."""
-        return self._first_visible(0)
+        return self.start if self.window is None else max(self.start, self.low - self.window + 1)
 
     @property
     def state(self) -> list[mx.array]:
@@ -139,31 +171,26 @@ class KVCache:
         """The rows a next token would see, for comparing two caches."""
         assert self.keys is not None
         assert self.values is not None
-        rows = slice(self._first_visible(0) - self.start, self.offset - self.start)
+        rows = slice(self.first_visible - self.start, self.high - self.start)
         return self.keys[..., rows, :], self.values[..., rows, :]
 
     def size(self) -> int:
         """Rows in use."""
-        return self.offset - self.start
+        return self.high - self.start
 
     def empty(self) -> bool:
         """Whether nothing was stored yet."""
         return self.keys is None
 
-    def _first_visible(self, num_new: int) -> int:
-        if self.window is None:
-            return self.start
-        return max(self.start, self.offset - num_new - self.window + 1)
-
     def _make_room(self, keys: mx.array, values: mx.array) -> None:
-        num_new, used = keys.shape[2], self.offset - self.start
+        num_new, used = keys.shape[2], self.high - self.start
         if self.keys is not None and used + num_new <= self.keys.shape[2]:
             return
         keep = used if self.window is None else min(used, self.window - 1 + self.reserve)
         spare = num_new + (STEP if self.window else max(STEP, used // 8))
         self.keys = _grown(self.keys, used - keep, used, spare, keys)
         self.values = _grown(self.values, used - keep, used, spare, values)
-        self.start = self.offset - keep
+        self.start = self.high - keep
 
 
 def _grown(old: mx.array | None, first: int, last: int, spare: int, like: mx.array) -> mx.array:
@@ -177,7 +204,7 @@ class ChunkedKVCache(KVCache):
     @property
     def start_position(self) -> int:
         """The position of the first row that the next append will return."""
-        return self._first_visible(0)
+        return self.first_visible
 
     def maybe_trim_front(self) -> None:
         """Nothing: old rows are dropped when room is made."""

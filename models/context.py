@@ -22,7 +22,7 @@ class ContextProjection:
         self._norms = mx.stack([layer.k_norm.weight for layer in layers])[:, None, None]
         mx.eval(self._norms)
 
-    def __call__(self, rows: mx.array, offset: int) -> list[tuple[mx.array, mx.array]]:
+    def __call__(self, rows: mx.array, offset: int | mx.array) -> list[tuple[mx.array, mx.array]]:
         """Rows `[S, D]` from position `offset` -> for each layer keys and values
         `[1, heads, S, head_dim]`."""
         stored = self._project(rows).reshape(len(rows), *self._shape).transpose(2, 1, 3, 0, 4)

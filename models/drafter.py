@@ -114,13 +114,17 @@ class Drafter(nn.Module):
         self, context: Context, taps: mx.array | None, anchor: mx.array, width: int
     ) -> mx.array:
         """Final hidden states `[width - 1, D]` of the block's mask rows."""
-        masks = mx.full((width - 1,), self.config.mask_token_id, dtype=mx.uint32)
-        block = mx.concatenate([anchor.astype(mx.uint32), masks])
+        blanks = mx.full((width - 1,), self.config.mask_token_id, dtype=mx.uint32)
+        block = mx.concatenate([anchor.astype(mx.uint32), blanks])
         if taps is not None:
             self.extend(context, taps)
         x = self.embed(block).astype(self.dtype) * self.config.input_embedding_scale
+        masks: dict[Any, mx.array | None] = {}
         for layer, cache in zip(self.layers, context, strict=True):
-            x = layer(x, cache)
+            kind = layer.self_attn.window, layer.self_attn.is_causal
+            if kind not in masks:
+                masks[kind] = layer.self_attn.mask(width, cache)
+            x = layer(x, masks[kind], cache)
         out: mx.array = self.norm(x[1:])
         return out
 

@@ -57,9 +57,10 @@ class Attention(nn.Module):
         rotated = self.rope(self._norm(heads[:, :-num_kv_heads]), offset=offset)
         return rotated[:, :num_heads], rotated[:, num_heads:], heads[:, -num_kv_heads:]
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-        """`queries` `[1, heads, L, head_dim]` look at keys that end with the block's own."""
-        mask = self._mask(queries.shape[2], keys.shape[2])
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+    ) -> mx.array:
+        """`queries` `[1, heads, L, head_dim]` look at all keys, or as a `mask` says."""
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=mask
         )
@@ -69,19 +70,18 @@ class Attention(nn.Module):
         out: mx.array = self.o_proj(attended[0].swapaxes(0, 1).reshape(attended.shape[2], -1))
         return out
 
-    def _mask(self, length: int, num_keys: int) -> mx.array | None:
-        """Keys are consecutive positions that end with the block's last row."""
-        if not self.is_causal and (self.window is None or num_keys <= self.window):
+    def mask(self, length: int, cache: KVCache) -> mx.array | None:
+        """Which rows `[L, S]` a block of `length` sees of those the cache will return with it."""
+        first, end = cache.first_visible, cache.high + length
+        is_all_seen = self.window is None or end - first <= self.window
+        if is_all_seen and not self.is_causal and cache.low == cache.high:
             return None
-        query = mx.arange(num_keys - length, num_keys)[:, None]
-        key = mx.arange(num_keys)[None]
-        visible = key >= num_keys - length
-        if self.is_causal:
-            visible = visible & (key <= query)
-        before = key < num_keys - length
+        query, key = (cache.offset + mx.arange(length))[:, None], mx.arange(first, end)
+        before = key < cache.offset
         if self.window is not None:
             before = before & (query - key < self.window)
-        return visible | before
+        last = query if self.is_causal else query[-1:]
+        return before | ((key >= cache.offset) & (key <= last))
 
 
 class MLP(nn.Module):
@@ -121,7 +121,7 @@ class DecoderLayer(nn.Module):
         self._enter_compiled = mx.compile(self.enter)
         self._leave_compiled = mx.compile(self.leave)
 
-    def __call__(self, x: mx.array, cache: KVCache) -> mx.array:
+    def __call__(self, x: mx.array, mask: mx.array | None, cache: KVCache) -> mx.array:
         """`[L, D]` behind the context's rows in the cache -> `[L, D]`.
 
         The block's own rows are written behind them and rewound.
@@ -130,7 +130,7 @@ class DecoderLayer(nn.Module):
         queries, keys, values, *after = self._enter_compiled(x, offset)
         keys, values = cache.update_and_fetch(keys, values)
         cache.trim(len(x))
-        attended = self.self_attn.attend(queries, keys, values)
+        attended = self.self_attn.attend(queries, keys, values, mask)
         out: mx.array = self._leave_compiled(x, attended, *after)
         return out
 

@@ -42,7 +42,7 @@ def time_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Costs], None]:
     """Makes every pass take the time its width is said to take, in ms."""
 
     def set_costs(costs: Costs) -> None:
-        def pass_time(flight: dflash2_mlx.decode.Flight, _: float) -> float:
+        def pass_time(flight: dflash2_mlx.decode.Flight, *_: float) -> float:
             return costs.get(flight.width, 10.0 * flight.width) / 1000
 
         monkeypatch.setattr(dflash2_mlx.decode, "_pass_time", pass_time)

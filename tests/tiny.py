@@ -168,7 +168,8 @@ class ScriptedDrafter(nn.Module):
         if taps is not None:
             self.extend(context, taps)
         self.widths.append(width)
-        drafts = list(self.script(context[0].offset, width))
+        # Scripts run on the host: they wait for what the device knows.
+        drafts = list(self.script(int(context[0].offset), width))
         assert len(drafts) == width - 1
         # One candidate per row: whatever the sampling, this is what gets drafted.
         return Trellis(mx.array(drafts, dtype=mx.uint32)[:, None], mx.zeros((width - 1, 1, 1)))
@@ -177,8 +178,11 @@ class ScriptedDrafter(nn.Module):
 class _CountingContext:
     """Counts committed tokens; speaks the verbs the engine asks of a cache."""
 
-    offset = 0
+    offset: int | mx.array = 0
     state: tuple[mx.array, ...] = ()
+
+    def rewind_to(self, offset: int | mx.array, low: int = 0, high: int = 0) -> None:
+        self.offset = offset
 
 
 def plain_ids(
