@@ -47,6 +47,14 @@ class MemoryOptions:
             show_default="nothing",
         ),
     ] = 0.0
+    kv_bits: Annotated[
+        int | None,
+        memory_option(
+            metavar="8|4",
+            help="Keep keys and values in 8 or 4 bits: longer contexts, and other answers.",
+            show_default="as computed",
+        ),
+    ] = None
     prefill_step: Annotated[
         int | None,
         memory_option(
@@ -64,9 +72,11 @@ class MemoryOptions:
         Raises:
             DFlashError: what is asked for does not fit.
         """
-        from dflash2_mlx.budget import plan_memory
+        from dflash2_mlx.budget import plan_memory, remember_plan
 
         pair.prefill_step = self.prefill_step
+        if self.kv_bits is not None:
+            pair.target.quantize_states(self.kv_bits)
         plan = plan_memory(
             pair,
             window=window,
@@ -74,6 +84,7 @@ class MemoryOptions:
             store=_bytes(self.prompt_cache),
             disk=_bytes(self.prompt_cache_disk) or 0,
         )
+        remember_plan(pair, plan)
         if plan.note:
             note(plan.note, "warn")
         return plan

@@ -113,6 +113,8 @@ class Pair:
         parts.append(f"{self.target.bits}-bit {dtype_name(self.target.dtype)}")
         if self.drafter is not None:
             parts.append(f"{most_bits(self.drafter)}-bit {dtype_name(self.drafter.dtype)}")
+        if self.target.kv_bits is not None:
+            parts.append(f"{self.target.kv_bits}-bit keys and values")
         return SEPARATOR.join(parts)
 
     def encode(self, text: str) -> list[int]:
