@@ -1,5 +1,6 @@
 """On Linux x86-64 the library we preload is the one MLX multiplies with."""
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -13,6 +14,24 @@ from dflash2_mlx import blas
 on_linux_cpu = pytest.mark.skipif(
     blas.preload_blas().path is None, reason=f"no BLAS preloaded: {blas.preload_blas().reason}"
 )
+
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+IN_PYTHON = [path for path in sorted(SCRIPTS.iterdir()) if b"python3\n" in path.read_bytes()[:30]]
+
+
+@pytest.mark.parametrize("script", IN_PYTHON, ids=lambda path: path.name)
+def test_scripts_import_the_package_before_mlx(script: Path) -> None:
+    """Sorted imports put MLX first, which then multiplies ten times more slowly."""
+    modules = []
+    for node in ast.parse(script.read_text("utf-8")).body:
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules.append(node.module or "")
+    roots = [module.partition(".")[0] for module in modules]
+    users = [place for place, root in enumerate(roots) if root in ("mlx", "mlx_lm", "tiny")]
+    assert not users or roots.index("dflash2_mlx") < users[0]
 
 
 @on_linux_cpu
