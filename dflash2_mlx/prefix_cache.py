@@ -282,7 +282,8 @@ class PrefixCache:
         same = last.end + self._most_shared(last, tokens[last.end : rest[-1]])
         if same >= rest[0]:
             return f"the same up to token {same}, but read in other chunks behind {last.end}"
-        return f"token {same} is the first that differs"
+        # Right behind a known state it is no miss but what is new.
+        return "" if same == last.end > 0 else f"token {same} is the first that differs"
 
     @staticmethod
     def _most_shared(node: Node, tokens: Sequence[int]) -> int:

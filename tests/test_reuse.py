@@ -236,6 +236,9 @@ def test_why_not_more_was_known_is_told() -> None:
     assert run(pair, turn).why_no_more == ""
     changed = chat(SYSTEM, [*QUESTION[:5], 250, *QUESTION[6:]])
     assert run(pair, changed).why_no_more == f"token {len(SYSTEM) + 5} is the first that differs"
+    assert run(pair, chat(SYSTEM, QUESTION, text(9, 5))).why_no_more == ""  # only what is new
+    foreign = chat([token + 1 for token in SYSTEM], QUESTION)
+    assert run(pair, foreign).why_no_more == "token 0 is the first that differs"
     other = Turn(turn.ids[: len(SYSTEM) + 10], turn.marks)
     assert "read in other chunks" in str(run(pair, other).why_no_more)
     assert pair.prefix_cache is not None

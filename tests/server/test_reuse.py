@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,8 @@ from served import served
 from starlette.testclient import TestClient
 from tiny import ByteTokenizer
 
+from dflash2_mlx.budget import plan_memory
+from dflash2_mlx.errors import OutOfMemory
 from dflash2_mlx.generation import read_ahead
 from dflash2_mlx.pair import Message, Pair
 from dflash2_mlx.server.answer import Answerer
@@ -183,3 +186,41 @@ def test_a_failure_to_read_ahead_costs_nobody_an_answer(monkeypatch: pytest.Monk
     with served(roles_pair(), answer=Answerer(block_size=4)) as client:
         assert [said(answer) for answer in talk(client, 2)]
         assert client.get("/health").json()["status"] == "ok"
+
+
+class Full:
+    """A guard that lets in nothing of more than so many tokens."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def admit(self, num_tokens: int) -> None:
+        if num_tokens > self.most:
+            raise OutOfMemory(f"{num_tokens} tokens take 9.0 GiB, and 8.0 GiB may be used")
+
+    def told(self) -> Body:
+        return {"plan": {"context_tokens": 900}, "store": None}
+
+
+def test_what_does_not_fit_into_memory_is_refused_and_the_next_request_served() -> None:
+    """(M01, M07)"""
+    pair = roles_pair()
+    pair.guard = Full(100)  # type: ignore[assignment]
+    with served(pair, answer=Answerer(block_size=4)) as client:
+        body = {"messages": [{"role": "user", "content": "x" * 200}], "max_tokens": 20}
+        refused = client.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 507
+        assert refused.json()["error"]["code"] == "insufficient_memory"
+        assert "9.0 GiB, and 8.0 GiB may be used" in refused.json()["error"]["message"]
+        assert said(ask(client, [{"role": "user", "content": "hi"}]))
+
+
+def test_health_shows_the_plan_and_what_is_kept() -> None:
+    pair = roles_pair(budget=None)
+    plan = plan_memory(pair, window=900)
+    with served(pair, answer=Answerer(block_size=4)) as client:
+        ask(client, [{"role": "user", "content": "hi"}])
+        memory = client.get("/health").json()["memory"]
+    assert memory["plan"] == asdict(plan)
+    assert 0 < memory["store"]["used_bytes"] <= memory["store"]["budget_bytes"]
+    assert memory["active_bytes"] > 0
