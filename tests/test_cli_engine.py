@@ -1,10 +1,12 @@
 """The commands on the real engine, with a tiny random target."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import ScriptedDrafter, pair_of, plain_ids, tiny_pair, tiny_target
+from tiny import ByteTokenizer, ScriptedDrafter, pair_of, plain_ids, tiny_pair, tiny_target
 from typer.testing import CliRunner, Result
 
 from dflash2_mlx.cli.app import app
@@ -86,7 +88,34 @@ def test_a_chat_remembers_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None
     said: list[list[dict[str, str]]] = []
     encode = pair.encode_chat
     monkeypatch.setattr(pair, "encode_chat", lambda turns: said.append(turns) or encode(turns))
-    run(monkeypatch, pair, "chat", "--max-tokens", "3", stdin="Hi\nBye\n")
+    options = ("--max-tokens", "3", "--prompt-cache", "0")  # which renders prompts alone
+    run(monkeypatch, pair, "chat", *options, stdin="Hi\nBye\n")
     roles = [turn["role"] for turn in said[1]]
     assert roles == ["user", "assistant", "user"]
     assert (said[1][0]["content"], said[1][2]["content"]) == ("Hi", "Bye")
+
+
+def test_the_second_turn_of_a_chat_reads_only_what_is_new(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DFLASH2_MLX_CACHE", str(tmp_path))
+    turns = "Tell me of rivers.\nAnd of lakes.\n"
+    told = {}
+
+    class Asking(ByteTokenizer):
+        def apply_chat_template(
+            self, messages: list[dict[str, str]], **variables: Any
+        ) -> list[int]:
+            asked = variables.get("add_generation_prompt")
+            return [*super().apply_chat_template(messages), *(b"assistant: " if asked else b"")]
+
+    for size in ("1", "0"):
+        options = ("--max-tokens", "8", "--block-size", "4", "--prompt-cache", size)
+        pair = tiny_pair()
+        pair.tokenizer = Asking()
+        told[size] = run(monkeypatch, pair, "chat", *options, stdin=turns)
+    assert told["1"].stdout == told["0"].stdout
+    known = re.findall(r"(\d+) of (\d+) prompt tokens known", told["1"].stderr)
+    assert len(known) == 1
+    assert 0 < int(known[0][0]) < int(known[0][1])
+    assert "known" not in told["0"].stderr
