@@ -24,7 +24,6 @@ STATE = "target, drafter, target_bits, drafter_bits, block_size, drafting, reaso
 
 def run(monkeypatch: pytest.MonkeyPatch, pair: Pair, *args: str, stdin: str = "") -> Result:
     monkeypatch.setattr("dflash2_mlx.pair.load_pair", lambda *_, **__: pair)
-    monkeypatch.setattr("dflash2_mlx.budget.remember_plan", lambda pair, plan: None)
     result = CliRunner().invoke(app, [args[0], "--model", "tiny", *args[1:]], input=stdin)
     assert result.exit_code == 0, result.output
     return result
