@@ -5,7 +5,6 @@ from enum import IntEnum
 
 import mlx.core as mx
 
-
 Position = int | mx.array  # an array `[]` where only the device knows it
 
 
