@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -80,6 +81,7 @@ def test_a_no_op_with_a_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_late_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     forget(monkeypatch)
+    monkeypatch.setitem(sys.modules, "mlx.core", ModuleType("mlx.core"))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(blas.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "mlx" else None)
