@@ -30,6 +30,7 @@ VERBS: tuple[tuple[Any, str, str], ...] = (
     (mx, "async_eval", "launch"),
     (Chooser, "read", "read"),
     (Target, "rewind", "rewind"),
+    (Target, "rewind_to", "rewind"),
     (TextReader, "read", "detokenise"),
 )
 
