@@ -216,11 +216,15 @@ class Conversation:
             self._keep_taps(flight, len(tokens))
         self._late = None
         self._unread = None if self._unread is flight else self._unread
+        self._settle_context()
+        if sum(taps.shape[1] for taps in self._unseen) >= MAX_UNSEEN:
+            self._catch_up()
+
+    def _settle_context(self) -> None:
+        """Let go of drafter rows behind the committed tokens, where the device knew how many."""
         for cache in self.context:
             if not isinstance(cache.offset, int):
                 cache.rewind_to(self.length)
-        if sum(taps.shape[1] for taps in self._unseen) >= MAX_UNSEEN:
-            self._catch_up()
 
     def _take_in(self, flight: Flight, kept: int | mx.array) -> None:
         """Keep the first `kept` rows of the pass behind the committed tokens."""
@@ -258,7 +262,8 @@ class Conversation:
 
     def close(self, flight: Flight | None) -> None:
         """Leave sound caches behind, whatever was in flight."""
-        self._late = None
+        self._late = self._unread = None
+        self._settle_context()
         if self.target.runs_ahead:
             self.target.rewind_to(self.caches, self.length)
         elif flight is not None:

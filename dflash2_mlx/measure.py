@@ -16,7 +16,7 @@ from dflash2_mlx.tuner import Curve
 SHALLOW = 128  # tokens of context at which the first times are taken
 MIN_DEEP, MAX_DEEP = 1024, 4096  # and the second
 PREFILL_S = 4.0  # what reading the longer context may take beyond MIN_DEEP
-MIN_ROUNDS, MAX_ROUNDS = 4, 12  # passes of each width, one more for warm-up
+MIN_ROUNDS, MAX_ROUNDS = 3, 12  # timed passes of each width
 BUDGET_S = 5.0  # at each depth; then no more rounds are added
 MAX_SPREAD = 1.3  # between the quartiles of plain passes; more means that others use the machine
 
@@ -81,26 +81,34 @@ def time_widths(
     label = f"timing passes behind {conversation.length} tokens"
     times: Times = {width: [] for width in widths}
     started_s = time.perf_counter()
-    for number in range(1 + MAX_ROUNDS):
-        if number > MIN_ROUNDS and time.perf_counter() - started_s > BUDGET_S:
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and time.perf_counter() - started_s > BUDGET_S:
             break
         for width in widths if number % 2 else reversed(widths):
-            ms = time_pass(conversation, width)
-            if number:  # the first round is warm-up
-                times[width].append(ms)
+            times[width].append(time_pass(conversation, width))
         if progress:
-            progress(label, number + 1, 1 + MAX_ROUNDS)
+            progress(label, number + 1, MAX_ROUNDS)
     if progress:
-        progress(label, 1 + MAX_ROUNDS, 1 + MAX_ROUNDS)
+        progress(label, MAX_ROUNDS, MAX_ROUNDS)
     return times
 
 
 def time_pass(conversation: Conversation, width: int) -> float:
-    """Milliseconds of one pass, as `decode` makes it; its first token is kept."""
-    flight = conversation.launch(width)
-    verdict = conversation.chooser.read(flight.verdict, flight.width)
-    ms = 1000 * (time.perf_counter() - flight.launched_s)
-    conversation.commit(flight, verdict.tokens[:1])
+    """Milliseconds of one pass behind another, as `decode` makes it; one more token is kept.
+
+    Where passes run ahead, that is the time from read to read while a third one is launched.
+    """
+    chooser, first = conversation.chooser, conversation.launch(width)
+    second = conversation.launch(width, behind=first) if conversation.can_follow(first) else None
+    conversation.commit(first, chooser.read(first.verdict, first.width).tokens[:1])
+    started_s = time.perf_counter()
+    if second:
+        last = conversation.launch(width, behind=second)
+    else:
+        second = last = conversation.launch(width)
+    chooser.read(second.verdict, second.width)
+    ms = 1000 * (time.perf_counter() - started_s)
+    conversation.close(last)
     return ms
 
 
@@ -160,7 +168,7 @@ def rising(values: Sequence[float]) -> list[float]:
 
 def _room(pair: Pair, widths: Sequence[int]) -> int:
     """Tokens of context that leave the passes room below the pair's limits."""
-    needed = (2 + MAX_ROUNDS) * len(widths) + max(widths)
+    needed = (2 + MAX_ROUNDS) * len(widths) + 3 * max(widths)
     return min(pair.context_limit, pair.drafter_limit, MAX_DEEP + needed + 1) - needed
 
 

@@ -116,7 +116,7 @@ def test_progress_is_told_to_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch
     conversation = Conversation(pair.target, pair.drafter)
     conversation.prefill([1, 2, 3])
     time_widths(conversation, [1], lambda *args: told.append(args))
-    assert told[0] == ("timing passes behind 2 tokens", 1, 1 + MAX_ROUNDS)
+    assert told[0] == ("timing passes behind 2 tokens", 1, MAX_ROUNDS)
     assert told[-1][1] == told[-1][2]
 
 
