@@ -49,7 +49,8 @@ class Step:
     `in_doubt`: the next token was too close to call, so a pass of one row follows and decides it;
     such a step may have no tokens. `logprobs` are there when asked for, one for each token. `text`
     is filled in by the reader that detokenizes. The pass ran behind `depth` tokens and took
-    `pass_s` seconds, None where that says nothing about passes this wide. `forced`: a grammar
+    `pass_s` seconds, None where that says nothing: beside a pass of another width the first is
+    warm-up, and one that was launched ahead shares its time with the other. `forced`: a grammar
     allowed nothing but what was drafted.
     """
 
@@ -301,6 +302,7 @@ def decode(
     # that stands (1.00 tokens per pass on the demo pair's 24 prompts).
     flight: Flight | None = conversation.launch(1)
     read_s = paused_s = 0.0
+    last_width = 0
     try:
         while flight is not None:
             following = None
@@ -309,7 +311,9 @@ def decode(
                 following = conversation.launch(width, behind=flight)
             verdict = conversation.chooser.read(flight.verdict, flight.width)
             since_s, read_s = max(flight.launched_s, read_s), time.perf_counter()
-            pass_s = _pass_time(flight, read_s - since_s, paused_s)
+            widths = {last_width, flight.width, following.width if following else flight.width}
+            last_width = flight.width
+            pass_s = _pass_time(flight, read_s - since_s, paused_s) if len(widths) == 1 else None
             tokens, reason = _cut(verdict.tokens, remaining, end_tokens)
             conversation.commit(flight, tokens)
             remaining -= len(tokens)

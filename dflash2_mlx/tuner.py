@@ -11,14 +11,16 @@ MIN_GAIN = 0.03  # another block must promise this much more before it replaces 
 FIRST_PROBE = 64  # plain passes before the drafter is looked at again; doubles with every failure
 LAST_PROBE = 256
 PROBE_PASSES = 8  # passes in which a probe has to pay before drafting is taken up again
-EXPLORED = 3  # passes of a width before its time counts as known; the first is warm-up
+EXPLORED = 4  # passes of a width in a row, of which the middle ones tell its time
+KNOWN = 2  # times of a width before it counts as known
+PLAIN_DUE = range(16, 19)  # passes of an answer that time plain decoding, if no earlier one did
 OPTIMISM = 0.15  # added to every acceptance rate when a width is given up before it was timed
 QUANTIZED_CAP = 5  # rows that MLX's wide quantized kernel serves with one read of the weights
 CAP_LIFT = 0.05  # more tokens per ms that wider passes must show, measured, to lift the cap
 PRIOR_RATE = 0.7  # of a draft whose predecessors stood, when a pair is new
 PRIOR_WEIGHT = 2.0  # passes that the place before counts for
 REMEMBERED = 8.0  # passes that earlier answers of the pair count for
-DOUBT = 0.5  # optimism about acceptance after n passes is DOUBT / (1 + n)
+DOUBT = 0.4  # optimism about acceptance after n passes is DOUBT / (1 + n)
 MEMORY = 32.0  # passes after which old acceptance has faded
 TIME_STEP = 0.2  # how fast a live time replaces the one before
 
@@ -130,17 +132,15 @@ class LiveCurve:
         self._seen: dict[int, int] = {}
 
     def watch(self, width: int, depth: int, ms: float) -> None:
-        """Take in the time of one pass; the first of a width is warm-up."""
+        """Take in the time of one pass."""
         if width not in self._stored.base_ms:
             return
         self._seen[width] = self._seen.get(width, 0) + 1
-        if self._seen[width] == 1:
-            return
         ratio = ms / self._stored.ms(width, depth)
         before = self._live.get(width)
         if before is None:
             self._live[width] = ratio
-        elif self._seen[width] <= EXPLORED:
+        elif self._seen[width] <= KNOWN:
             self._live[width] = min(before, ratio)  # few times: the fastest has least noise
         else:
             # One slow pass (another program woke up) must not look like a slow width.
@@ -153,7 +153,7 @@ class LiveCurve:
 
     def known(self, width: int) -> bool:
         """Whether enough passes of this width were timed."""
-        return self._seen.get(width, 0) >= EXPLORED
+        return self._seen.get(width, 0) >= KNOWN
 
     @property
     def curve(self) -> Curve:
@@ -204,11 +204,15 @@ class Pilot:
         self.probes = 0
         self.cap_lifted = False
         self._explores = not measured
+        self._passes = 0
 
     def choose(self, depth: int) -> int:
         """The width of the next pass, behind `depth` committed tokens."""
+        self._passes += 1
         if (width := self._to_explore(depth)) is not None:
             return width
+        if self._passes in PLAIN_DUE and not self._live.timed(1):
+            return 1  # or a stored time that is too long would never be corrected
         curve = self._live.curve
         if self._probe:
             return self._look(self._probe, curve, depth)

@@ -111,11 +111,11 @@ def replay(
 ) -> Outcome:
     """Let a pilot choose through a text, its passes timed with some noise.
 
-    As in the engine, the first pass is plain, and a width is chosen before the pilot has heard what
-    came of the pass before.
+    As in the engine, the first pass is plain, a width is chosen before the pilot has heard what came
+    of the pass before, and only passes between others of their width are timed.
     """
     jitter = random.Random(1)
-    done, time, widths, width = 0, 0.0, [], 1
+    done, time, widths, width = 0, 0.0, [0], 1
     while done < num_tokens:
         here = depth + done
         stood = min(runs[done], width - 1)
@@ -124,10 +124,11 @@ def replay(
         done, time, last = done + stood + 1, time + ms, width
         width = min(pilot.choose(depth + done), max(1, num_tokens - done))
         width = width if width in true.base_ms else 1
-        pilot.watch(last, here, stood, ms)
+        is_timed = widths[-2] == last == width
+        pilot.watch(last, here, stood, ms if is_timed else None)
     plain = sum(true.ms(1, depth + position) for position in range(num_tokens))
     oracle = min(fixed(true, runs, num_tokens, depth, width) for width in true.widths)
-    return Outcome(time, plain, oracle, pilot.probes, tuple(widths))
+    return Outcome(time, plain, oracle, pilot.probes, tuple(widths[1:]))
 
 
 def fixed(true: Curve, runs: Sequence[int], num_tokens: int, depth: int, width: int) -> float:

@@ -9,6 +9,7 @@ from dflash2_mlx.tuner import (
     CAP_LIFT,
     EXPLORED,
     FIRST_PROBE,
+    KNOWN,
     LAST_PROBE,
     MIN_GAIN,
     PROBE_PASSES,
@@ -36,8 +37,12 @@ def accepting(rate: float, passes: float = 48.0) -> Acceptance:
 
 
 def pilot_for(costs: Costs, rate: float = 0.8, **options: object) -> Pilot:
+    """A pilot of a process that has timed plain decoding before, where the curve was measured."""
     options.setdefault("measured", True)
-    return Pilot(LiveCurve(Curve(dict(costs))), accepting(rate), **options)  # type: ignore[arg-type]
+    live = LiveCurve(Curve(dict(costs)))
+    if options["measured"]:
+        live.watch(1, 0, costs[1])
+    return Pilot(live, accepting(rate), **options)  # type: ignore[arg-type]
 
 
 def fly(
@@ -311,7 +316,7 @@ def test_a_measured_gain_lifts_the_cap() -> None:
 
 def test_an_unmeasured_pair_explores_within_the_cap_only() -> None:
     pilot = pilot_for(FLAT, measured=False, cap=4)
-    widths = fly(pilot, EXPLORED * 3, mostly(10), FLAT)
+    widths = fly(pilot, KNOWN * 3, mostly(10), FLAT)
     assert set(widths) == {1, 2, 4}
 
 
@@ -322,13 +327,34 @@ def test_every_width_is_timed_once_within_thirty_passes() -> None:
     costs = {1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0, 5: 14.0, 6: 19.0, 8: 24.0}
     pilot = pilot_for(costs, measured=False)
     widths = fly(pilot, 30, mostly(9), costs)
-    assert widths[: EXPLORED * len(costs)] == [w for w in costs for _ in range(EXPLORED)]
+    assert widths[: KNOWN * len(costs)] == [w for w in costs for _ in range(KNOWN)]
     assert pilot.explored
-    assert len(set(widths[EXPLORED * len(costs) :])) == 1
+    assert len(set(widths[KNOWN * len(costs) :])) == 1
+
+
+def test_every_width_is_tried_within_thirty_passes_where_few_can_be_timed() -> None:
+    """Those beside passes of another width tell nothing, and the first pass is plain."""
+    costs = {1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0, 5: 14.0, 6: 19.0, 8: 24.0}
+    pilot = pilot_for(costs, measured=False)
+    widths = [pilot.choose(DEPTH)]
+    for _ in range(29):
+        widths.append(pilot.choose(DEPTH))
+        is_timed = widths[-2:] == widths[-3:-1]
+        pilot.watch(widths[-2], DEPTH, widths[-2] - 1, costs[widths[-2]] if is_timed else None)
+    assert pilot.explored
+    assert set(widths[:29]) == set(costs)
 
 
 def test_a_measured_pair_starts_with_its_block_at_once() -> None:
     assert set(fly(pilot_for(KNEE), 20, mostly(8, run=3))) == {4}
+
+
+def test_a_stored_time_of_plain_decoding_that_is_too_long_is_corrected() -> None:
+    stored = Curve({**KNEE, 1: 4 * KNEE[1]})
+    pilot = Pilot(LiveCurve(stored), accepting(0.2), measured=True)
+    widths = fly(pilot, 40, mostly(1, run=0), KNEE)
+    assert widths[0] > 1
+    assert set(widths[20:]) == {1}
 
 
 def test_widths_behind_a_hopeless_one_are_given_up() -> None:
@@ -346,26 +372,18 @@ def test_a_hopeless_width_is_seen_one_pass_late_at_most() -> None:
     for _ in range(12):
         widths.append(pilot.choose(DEPTH))
         pilot.watch(widths[-2], DEPTH, 0, LOSING[widths[-2]])
-    assert widths == [1] * EXPLORED + [2] * EXPLORED + [1] * 7
+    assert widths == [1] * (KNOWN + 1) + [2] * 2 + [1] * 8
 
 
 def test_what_one_answer_timed_the_next_does_not_time_again() -> None:
     live = LiveCurve(Curve(dict(KNEE)))
     first = Pilot(live, accepting(0.8), measured=False)
-    fly(first, EXPLORED, mostly(9), KNEE)
+    fly(first, KNOWN, mostly(9), KNEE)
     second = Pilot(live, accepting(0.8), measured=False)
-    assert fly(second, EXPLORED, mostly(9), KNEE) == [2] * EXPLORED
+    assert fly(second, KNOWN, mostly(9), KNEE) == [2] * KNOWN
 
 
 # Live times
-
-
-def test_the_first_pass_of_a_width_is_warm_up() -> None:
-    live = LiveCurve(Curve(dict(KNEE)))
-    live.watch(4, DEPTH, 400.0)
-    assert not live.timed(4)
-    live.watch(4, DEPTH, 13.0)
-    assert live.curve.ms(4, DEPTH) == 13.0
 
 
 def test_live_times_move_a_stored_curve_and_its_neighbours() -> None:
@@ -396,10 +414,10 @@ def test_one_slow_pass_is_not_a_slow_width() -> None:
     assert live.curve.ms(4, DEPTH) < 13.0 * 1.25
 
 
-@pytest.mark.parametrize("slow", range(EXPLORED))
+@pytest.mark.parametrize("slow", range(KNOWN))
 def test_one_slow_pass_while_exploring_spoils_no_width(slow: int) -> None:
     live = LiveCurve(Curve(dict(KNEE)))
-    for place in range(EXPLORED):
+    for place in range(KNOWN):
         live.watch(4, DEPTH, 1300.0 if place == slow else 13.0)
     assert live.known(4)
     assert live.curve.ms(4, DEPTH) == 13.0

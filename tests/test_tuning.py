@@ -226,10 +226,10 @@ def test_a_short_answer_is_remembered_in_the_process_but_not_written(store: Stor
 def test_exploring_goes_on_where_a_short_answer_ended(store: Store) -> None:
     tuner = tuning(store)
     pilot = tuner.pilot("code")
-    assert answer(pilot, 5) == [1, 1, 1, 2, 2]
-    tuner.learn(pilot, "code", 5)
+    assert answer(pilot, 3) == [1, 1, 2]
+    tuner.learn(pilot, "code", 3)
     assert not tuner.known.measured
-    assert answer(tuner.pilot("code"), 7) == [2, 4, 4, 4, 8, 8, 8]
+    assert answer(tuner.pilot("code"), 5) == [2, 4, 4, 8, 8]
 
 
 def test_code_and_prose_are_learned_apart(store: Store) -> None:
