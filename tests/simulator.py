@@ -111,8 +111,8 @@ def replay(
 ) -> Outcome:
     """Let a pilot choose through a text, its passes timed with some noise.
 
-    As in the engine, the first pass is plain, a width is chosen before the pilot has heard what came
-    of the pass before, and only passes between others of their width are timed.
+    As in the engine, the first pass is plain, a width is chosen before the pilot has heard what
+    came of the pass before, and only passes between others of their width are timed.
     """
     jitter = random.Random(1)
     done, time, widths, width = 0, 0.0, [0], 1

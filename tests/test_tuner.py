@@ -351,7 +351,7 @@ def test_a_measured_pair_starts_with_its_block_at_once() -> None:
 
 def test_a_stored_time_of_plain_decoding_that_is_too_long_is_corrected() -> None:
     stored = Curve({**KNEE, 1: 4 * KNEE[1]})
-    pilot = Pilot(LiveCurve(stored), accepting(0.2), measured=True)
+    pilot = Pilot(LiveCurve(stored), accepting(0.02), measured=True)
     widths = fly(pilot, 40, mostly(1, run=0), KNEE)
     assert widths[0] > 1
     assert set(widths[20:]) == {1}
