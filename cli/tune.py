@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dflash2_mlx.tuning import Tuning
 
 BAR_WIDTH = 24
-_PIPED_WIDTH = 120
+_PIPED_WIDTH = 140
 
 
 def tune(

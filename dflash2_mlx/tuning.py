@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,17 +22,24 @@ from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root, read_object, write_object
 from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Curve, LiveCurve, Pilot, best_width
 
-Kind = Literal["code", "prose", "grammar"]
-KINDS: tuple[Kind, ...] = ("code", "prose", "grammar")  # the last: answers that obey a grammar
-CODE_SIGNS = ("```", "def ", "function", "class ", "import ", "SELECT ", "#include", "();", "{\n")
+Kind = Literal["code", "maths", "prose", "grammar"]
+KINDS: tuple[Kind, ...] = ("code", "maths", "prose", "grammar")  # the last: answers held to a form
+CODE_SIGNS = (
+    *("```", "def ", "function", "class ", "import ", "SELECT ", "#include", "();", "{\n"),
+    *("Python", "SQL", " code"),
+)
+MATHS_SIGN = re.compile(r"(?<![\w.])\$?\d+(?:[.,]\d+)*%?(?!\w)|[=+*/^] ?\d|\b\d*[xy]\b")
+MANY_NUMBERS = 2
 FEW_PASSES = 24  # an answer shorter than this teaches nothing worth a write
 LOCK_S = 2.0
 SEPARATOR = " | "
 
 
 def kind_of(text: str) -> Kind:
-    """Whether a prompt is about code, going by what code looks like."""
-    return "code" if any(sign in text for sign in CODE_SIGNS) else "prose"
+    """Whether a prompt is about code or numbers, going by what these look like."""
+    if any(sign in text for sign in CODE_SIGNS):
+        return "code"
+    return "maths" if len(MATHS_SIGN.findall(text)) >= MANY_NUMBERS else "prose"
 
 
 @dataclass(frozen=True, slots=True)

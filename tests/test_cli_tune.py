@@ -63,7 +63,7 @@ def test_the_curve_is_shown_with_bars_and_the_block_for_each_depth(tune: Any) ->
     widest = next(line for line in lines if line.split()[:2] == ["8", "27.2"])
     chosen = next(line for line in lines if line.split()[:2] == ["4", "13.1"])
     assert widest.count("█") > chosen.count("█") > 5
-    assert chosen.endswith("code, prose, grammar")
+    assert chosen.endswith("code, maths, prose, grammar")
     assert lines.count("code: block 4, expected 1.94x of plain decoding") == 1
 
 
@@ -160,6 +160,7 @@ def test_doctor_says_what_was_decided_and_why(pair: Pair, store: Store) -> None:
     assert line == (
         "tuning           tiny folder with tiny drafter (32-bit float32): "
         "code: parked: drafting would run at 0.52x of plain decoding (block 2); "
+        "maths: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "prose: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "grammar: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "by times of 2026-11-29"

@@ -253,11 +253,14 @@ def test_code_and_prose_are_learned_apart(store: Store) -> None:
         ("Fix this:\n```python\nx=1\n```", "code"),
         ("Write a Python function that adds.", "code"),
         ("What does `SELECT * FROM t` do?", "code"),
+        ("A train travels 180 km in 3 hours. How fast is it?", "maths"),
+        ("Solve 3x + 4 = 10.", "maths"),
+        ("What happened in 1969?", "prose"),
         ("Tell me a story about a cat.", "prose"),
         ("", "prose"),
     ],
 )
-def test_a_prompt_about_code_looks_like_it(text: str, kind: str) -> None:
+def test_a_prompt_about_code_or_numbers_looks_like_it(text: str, kind: str) -> None:
     assert kind_of(text) == kind
 
 
