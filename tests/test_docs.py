@@ -19,6 +19,7 @@ PAGES = (
     "docs/commands.md",
     "docs/families.md",
     "docs/server.md",
+    "docs/speed.md",
     "docs/tuning.md",
 )
 
