@@ -3,7 +3,7 @@ anything, and what does it spare?"""
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -63,11 +63,12 @@ def replay(
     max_tokens: int,
     block_size: int,
     warm: bool,
+    progress: Callable[[Turn], None] = lambda turn: None,
 ) -> Replay:
     """Let the pair answer at every place where the session has an answer, and go on with that one.
 
     `warm` keeps prompt states in the pair's prefix cache; without, every prompt is read whole, in
-    the same chunks.
+    the same chunks. `progress` hears of every turn.
     """
     kept = pair.prefix_cache or PrefixCache(2**40)
     turns = []
@@ -89,6 +90,7 @@ def replay(
                 pass
             ahead = _read_on(pair, ask, messages[place], block_size) if warm else 0
             turns.append(_turn(generation.result, ahead))
+            progress(turns[-1])
     finally:
         pair.prefix_cache = kept
     return Replay(turns)
