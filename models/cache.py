@@ -5,7 +5,7 @@ their positions, drops old ones in bulk, and so rewinds, sliding or not, by plai
 many rows count may be known to the device only: then a pass can follow one that was not read yet.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -50,28 +50,13 @@ class KVCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append rows, return all rows that the first of them can see, in order of position."""
-        num_new = keys.shape[2]
-        self._make_room(keys, values)
-        assert self.keys is not None
-        assert self.values is not None
-        # Not by item assignment, which would change the array that a snapshot refers to.
-        at = mx.array(self.offset - self.start).reshape(1)
-        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
-        self.values = mx.slice_update(self.values, values, at, axes=(2,))
-        self._fetched_from = self.first_visible
-        self._move(num_new)
-        return self._fetched()
+        self._append([keys, values])
+        return self._visible(self._fetched_from)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What the last append returned, for layers that share the keys of an earlier one."""
         self.is_shared = True
-        return self._fetched()
-
-    def _fetched(self) -> tuple[mx.array, mx.array]:
-        assert self.keys is not None
-        assert self.values is not None
-        rows = slice(self._fetched_from - self.start, self.high - self.start)
-        return self.keys[..., rows, :], self.values[..., rows, :]
+        return self._visible(self._fetched_from)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -169,10 +154,7 @@ class KVCache:
 
     def rows(self) -> tuple[mx.array, mx.array]:
         """The rows a next token would see, for comparing two caches."""
-        assert self.keys is not None
-        assert self.values is not None
-        rows = slice(self.first_visible - self.start, self.high - self.start)
-        return self.keys[..., rows, :], self.values[..., rows, :]
+        return self._visible(self.first_visible)
 
     def size(self) -> int:
         """Rows in use."""
@@ -182,15 +164,37 @@ class KVCache:
         """Whether nothing was stored yet."""
         return self.keys is None
 
-    def _make_room(self, keys: mx.array, values: mx.array) -> None:
-        num_new, used = keys.shape[2], self.high - self.start
-        if self.keys is not None and used + num_new <= self.keys.shape[2]:
-            return
+    def _visible(self, first: int) -> tuple[Any, Any]:
+        """The rows of tokens from `first` on, of keys and of values."""
+        rows = slice(first - self.start, self.high - self.start)
+        keys, values = (array[..., rows, :] for array in self.state)
+        return keys, values
+
+    def _hold(self, arrays: Sequence[mx.array]) -> None:
+        """Take over the arrays of `state`."""
+        self.keys, self.values = arrays
+
+    def _append(self, new: Sequence[mx.array]) -> None:
+        """Write rows `[B, heads, L, ..]` behind those of `state`, one array for each."""
+        held = self._with_room(new)
+        # Not by item assignment, which would change the array that a snapshot refers to.
+        at = mx.array(self.offset - self.start).reshape(1)
+        pairs = zip(held, new, strict=True)
+        self._hold([mx.slice_update(old, rows, at, axes=(2,)) for old, rows in pairs])
+        self._fetched_from = self.first_visible
+        self._move(new[0].shape[2])
+
+    def _with_room(self, new: Sequence[mx.array]) -> Sequence[mx.array]:
+        """What is held, with room behind it for the new rows."""
+        num_new, used, held = new[0].shape[2], self.high - self.start, self.state
+        if held and used + num_new <= held[0].shape[2]:
+            return held
         keep = used if self.window is None else min(used, self.window - 1 + self.reserve)
         spare = num_new + (STEP if self.window else max(STEP, used // 8))
-        self.keys = _grown(self.keys, used - keep, used, spare, keys)
-        self.values = _grown(self.values, used - keep, used, spare, values)
         self.start = self.high - keep
+        olds: Sequence[mx.array | None] = held or [None] * len(new)
+        pairs = zip(olds, new, strict=True)
+        return [_grown(old, used - keep, used, spare, like) for old, like in pairs]
 
 
 def _grown(old: mx.array | None, first: int, last: int, spare: int, like: mx.array) -> mx.array:

@@ -4,11 +4,12 @@ Every row is quantized by itself, so a rewind loses nothing. mlx-lm's attention 
 this class hands out when a cache says how many `bits` it has.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 
-from dflash2_mlx.models.cache import STEP, KVCache, _grown
+from dflash2_mlx.models.cache import KVCache
 
 Quantized = tuple[mx.array, ...]  # packed values, scales, biases
 GROUP_SIZES = (64, 32)
@@ -27,16 +28,9 @@ class QuantizedKVCache(KVCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Append rows, return all rows that the first of them can see, quantized."""
-        num_new = keys.shape[2]
         self.group_size = _group_size(keys.shape[-1], values.shape[-1])
-        new = [*self._quantized(keys), *self._quantized(values)]
-        held = self._with_room(new)
-        at = mx.array(self.offset - self.start).reshape(1)
-        pairs = zip(held, new, strict=True)
-        self._hold(tuple(mx.slice_update(old, rows, at, axes=(2,)) for old, rows in pairs))
-        self._fetched_from = self.first_visible
-        self._move(num_new)
-        return self._fetched()
+        self._append([*self._quantized(keys), *self._quantized(values)])
+        return self._visible(self._fetched_from)
 
     def adopt(self, rows: tuple[mx.array, ...], start: int, offset: int, origin: int) -> None:
         """Hold the rows of tokens `start .. offset-1`, as `cut` gave them; the cache was empty."""
@@ -52,36 +46,16 @@ class QuantizedKVCache(KVCache):
         held = cast(list[Quantized], [self.keys, self.values])
         return [] if self.keys is None else [array for kind in held for array in kind]
 
-    def rows(self) -> Any:
-        """The rows a next token would see, for comparing two caches."""
-        return self._visible(self.first_visible)
-
-    def _fetched(self) -> Any:
-        return self._visible(self._fetched_from)
-
     def _visible(self, first: int) -> tuple[Quantized, Quantized]:
         rows = slice(first - self.start, self.high - self.start)
         cut = tuple(array[..., rows, :] for array in self.state)
         return cut[:3], cut[3:]
 
-    def _hold(self, arrays: tuple[mx.array, ...]) -> None:
-        self.keys, self.values = cast(Any, (arrays[:3], arrays[3:]))
+    def _hold(self, arrays: Sequence[mx.array]) -> None:
+        self.keys, self.values = cast(Any, (tuple(arrays[:3]), tuple(arrays[3:])))
 
     def _quantized(self, rows: mx.array) -> Quantized:
         return tuple(mx.quantize(rows, group_size=self.group_size, bits=self.bits))
-
-    def _with_room(self, new: list[mx.array]) -> list[mx.array]:
-        """What is held, with room behind it for the new rows."""
-        num_new, used, held = new[0].shape[2], self.high - self.start, self.state
-        if held and used + num_new <= held[0].shape[2]:
-            return held
-        keep = used if self.window is None else min(used, self.window - 1 + self.reserve)
-        spare = num_new + (STEP if self.window else max(STEP, used // 8))
-        self.start = self.high - keep
-        olds: list[mx.array | None] = [*held] if held else [None] * len(new)
-        return [
-            _grown(old, used - keep, used, spare, like) for old, like in zip(olds, new, strict=True)
-        ]
 
 
 def quantized(cache: KVCache, bits: int) -> QuantizedKVCache:
