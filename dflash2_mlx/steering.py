@@ -5,7 +5,7 @@ from dataclasses import replace
 from dflash2_mlx.canary import Canary
 from dflash2_mlx.decode import Conversation, Step
 from dflash2_mlx.pair import BlockSize, Effective, Pair
-from dflash2_mlx.tuning import Kind, kind_of
+from dflash2_mlx.tuning import kind_of
 
 RECENT = 1024  # tokens of a prompt that tell its kind: what is asked stands at its end
 
@@ -23,11 +23,10 @@ class Steering:
         self._pair = pair
         self._canary = Canary()
         self._passes = 0
-        self._kind: Kind = (
-            "grammar" if grammar else kind_of(pair.tokenizer.decode(prompt[-RECENT:]))
-        )
-        self._pilot = None
+        self._pilot, self._kind = None, kind_of("")
         if block_size == "auto" and self.effective.drafting and pair.tuning is not None:
+            recent = pair.tokenizer.decode(prompt[-RECENT:])
+            self._kind = "grammar" if grammar else kind_of(recent)
             self._pilot = pair.tuning.pilot(self._kind)
 
     def width(self, conversation: Conversation) -> int:

@@ -320,12 +320,17 @@ def test_sampled_answers_are_steered_too(
 # Grammars
 
 
+def speaking(pair: Pair) -> Pair:
+    """The pair with a tokenizer that grammars know."""
+    pair.tokenizer, pair.end_tokens = byte_bpe(), frozenset({END})
+    return pair
+
+
 def test_what_a_grammar_forces_is_no_achievement_of_the_drafter(
     time_passes: Callable[[Costs], None], tmp_path: Path
 ) -> None:
     time_passes(FLAT)
-    pair = scripted(tmp_path, 0.0)
-    pair.tokenizer, pair.end_tokens = byte_bpe(), frozenset({END})
+    pair = speaking(scripted(tmp_path, 0.0))
     sentence = SamplingParams(grammar=Grammar.regex("(a|b), and then nothing is left to choose."))
     assert generate(pair, PROMPT, sentence, max_tokens=60).tokens_from_draft > 20
     assert max(pair.tuning.known.acceptance["grammar"].tried) <= 1
@@ -336,8 +341,7 @@ def test_times_of_passes_that_walk_a_grammar_are_not_those_of_the_pair(
     time_passes: Callable[[Costs], None], tmp_path: Path
 ) -> None:
     time_passes(LOSING)
-    pair = scripted(tmp_path, 0.5)
-    pair.tokenizer, pair.end_tokens = byte_bpe(), frozenset({END})
+    pair = speaking(scripted(tmp_path, 0.5))
     words = SamplingParams(grammar=Grammar.regex("[a-z ]{90,200}"))
     widths = [step.drafted + 1 for step in stream_generate(pair, PROMPT, words, max_tokens=80)]
     assert widths.count(1) >= 0.9 * len(widths)
