@@ -1,7 +1,6 @@
 """`dflash2-mlx doctor`: what this machine has, and whether the engine works on it."""
 
 import json
-import os
 import platform
 from dataclasses import asdict
 from importlib import metadata
@@ -13,6 +12,7 @@ from dflash2_mlx.blas import blas_in_force, preload_blas
 from dflash2_mlx.cli.console import out, write
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root
+from dflash2_mlx.machine import physical_memory
 
 PACKAGES = ("dflash2-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
 
@@ -50,7 +50,7 @@ def _machine() -> dict[str, Any]:
         "python": f"{platform.python_version()} ({platform.machine()})",
         "chip": device.get("device_name") or platform.processor() or platform.machine(),
         "architecture": device.get("architecture"),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": physical_memory(),
         "gpu_memory_bytes": device.get("max_recommended_working_set_size"),
     }
 

@@ -4,18 +4,23 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-import mlx.core as mx
-
 from dflash2_mlx.memory import Machine, check_weights
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
 
 
+def physical_memory() -> int:
+    """Bytes of memory that are built in."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def this_machine() -> Machine:
     """The machine in use, or the container that this runs in."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = physical_memory()
     with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
         memory = min(memory, int(CGROUP_LIMIT.read_text("ascii")))
+    import mlx.core as mx  # here, since `doctor` asks for memory where MLX does not work
+
     gpu = mx.device_info().get("max_recommended_working_set_size")
     return Machine(memory, int(gpu) if gpu else None)
 

@@ -1,6 +1,5 @@
 """What numbers a pair computes with, decided by device and size."""
 
-import os
 from typing import Literal
 
 import mlx.core as mx
@@ -9,6 +8,7 @@ from mlx_lm.utils import dequantize_model
 
 from dflash2_mlx.chip import Chip
 from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.machine import physical_memory
 from dflash2_mlx.target import parameters
 
 DtypeChoice = Literal["auto", "stored", "float32", "bfloat16"]
@@ -100,4 +100,4 @@ def free_memory() -> int:
             fields = dict(line.split(":", 1) for line in lines)
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return physical_memory()

@@ -6,7 +6,6 @@ mlx-lm that run here; what differs is the implementation.
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from dflash2_mlx.blas import preload_blas
 from dflash2_mlx.chip import this_chip
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import Progress, build_once, cache_root
+from dflash2_mlx.machine import physical_memory
 from dflash2_mlx.models import checkpoint, speculators
 from dflash2_mlx.models.drafter import load_drafter
 from dflash2_mlx.models.quantize import save
@@ -147,7 +147,7 @@ def start(pair: Pair, target: Path, drafter: Path, progress: Progress | None = N
 
 def check_room(target_bytes: int, memory: int | None = None) -> None:
     """Raise `DFlashError` when the machine cannot hold two copies of a target."""
-    memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory or physical_memory()
     if COPIES * target_bytes > memory:
         raise DFlashError(
             f"--reference loads the target a second time: {COPIES * target_bytes / 1e9:.1f} GB "

@@ -11,6 +11,7 @@ import mlx.core as mx
 from dflash2_mlx.blas import blas_in_force
 from dflash2_mlx.catalogue import load_catalogue
 from dflash2_mlx.chip import this_chip
+from dflash2_mlx.machine import physical_memory
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.rounding import dtype_name
 
@@ -44,7 +45,7 @@ def machine() -> dict[str, Any]:
     return {
         "chip": str(this_chip()),
         "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": physical_memory(),
         "system": platform.platform(),
         "blas": str(path) if (path := blas_in_force()) and this_chip().on_cpu else None,
         "device": str(mx.default_device()),
