@@ -169,6 +169,7 @@ MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("mistake", [None, *MISTAKES])
 def test_a_planted_mistake_is_caught(mistake: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S01."""
     if mistake is not None:
         monkeypatch.setattr(*MISTAKES[mistake])
     params = SamplingParams(temperature=0.5, **ALL_PENALTIES)

@@ -115,6 +115,7 @@ def sampled(pair: Pair, block: int, seed: int, num_tokens: int = 12) -> list[int
 
 class TestDeterministicFields:
     def test_each_field_changes_the_answer(self) -> None:
+        """S03."""
         answers = {name: plain(name)[0][:NUM_TOKENS] for name in (None, *FIELDS)}
         assert len({tuple(found) for found in answers.values()}) == len(answers)
 
@@ -131,6 +132,7 @@ class TestDeterministicFields:
     @pytest.mark.parametrize("drafter", ["right", "repeating"])
     @pytest.mark.parametrize("name", ["repetition", "presence", "frequency"])
     def test_penalties_count_no_rejected_token(self, name: str, drafter: str, block: int) -> None:
+        """S04 S06."""
         truth, _ = plain(name)
         pair = pair_with(DRAFTERS[drafter], truth)
         result = answer(pair, block, **FIELDS[name])
@@ -161,12 +163,14 @@ class TestDeterministicFields:
 class TestSeeds:
     @pytest.mark.parametrize("block", [1, 4])
     def test_the_same_seed_gives_the_same_ids_again_and_another_does_not(self, block: int) -> None:
+        """S07."""
         pair = random_pair()
         first, second, third, again = (sampled(pair, block, seed) for seed in (1, 2, 3, 1))
         assert first == again
         assert len({tuple(found) for found in (first, second, third)}) == 3
 
     def test_negative_and_huge_seeds_are_seeds_like_others(self) -> None:
+        """S11."""
         pair = random_pair()
         seeds = (1, -1, -2, 10**30)
         answers = [sampled(pair, 3, seed) for seed in seeds]
@@ -174,6 +178,7 @@ class TestSeeds:
         assert len({tuple(found) for found in answers}) == len(seeds)
 
     def test_requests_do_not_disturb_each_other(self) -> None:
+        """S08."""
         pair = random_pair()
         seeds = (5, 6, 5)
         alone = [sampled(pair, 4, seed) for seed in seeds]
@@ -202,6 +207,7 @@ class TestLogprobs:
     @pytest.mark.parametrize("drafter", [None, "right", "half right", "repeating"])
     @pytest.mark.parametrize("name", [None, "all"])
     def test_they_are_mlx_lms(self, name: str | None, drafter: str | None, block: int) -> None:
+        """S12."""
         truth, rows = plain(name)
         pair = pair_with(DRAFTERS.get(drafter), truth)
         fields = FIELDS[name] if name else {}
@@ -265,11 +271,13 @@ class TestPrecedence:
     )
 
     def test_what_is_not_given_is_the_models_own(self) -> None:
+        """S09."""
         params = self.PAIR.sampling(top_k=5, min_p=None, seed=3)
         assert params == SamplingParams(temperature=1.0, top_k=5, repetition_penalty=1.1, seed=3)
         assert pair_of(self.PAIR.target).sampling(top_k=5) == SamplingParams(top_k=5)
 
     def test_an_explicit_zero_wins(self) -> None:
+        """S10."""
         params = self.PAIR.sampling(temperature=0, top_k=0, repetition_penalty=1.0)
         assert params == SamplingParams()
 

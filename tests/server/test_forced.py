@@ -1,4 +1,4 @@
-"""Forced calls and strict schemas: what a grammar lets through, the readers read as a call."""
+"""C28: forced calls and strict schemas; what a grammar lets through, the readers read as a call."""
 
 import importlib
 import json
