@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from dflash2_mlx.catalogue import load_catalogue
-from dflash2_mlx.chip import Chip, this_chip
+from dflash2_mlx.chip import this_chip
 from dflash2_mlx.constraint import Constraint, grammar_tokenizer
 from dflash2_mlx.defaults import merged, sampling_defaults
 from dflash2_mlx.drafters import drafter_in_precision
@@ -19,7 +18,8 @@ from dflash2_mlx.fetch import Progress, drafter_folder, target_folder
 from dflash2_mlx.folders import read_object, revision_of
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.machine import check_folders
-from dflash2_mlx.models.drafter import Drafter, Head
+from dflash2_mlx.models.drafter import Drafter
+from dflash2_mlx.models.few_rows import speed_up_few_rows
 from dflash2_mlx.precision import set_target_precision
 from dflash2_mlx.prefix_cache import PrefixCache
 from dflash2_mlx.priors import prior_curve
@@ -243,6 +243,8 @@ def load_pair(
         draft_folder = drafter_folder(drafter, progress=progress)
         check_folders(folder, draft_folder)
         loaded = drafter_in_precision(draft_folder, drafter_bits, this_chip(), progress)
+        speed_up_few_rows(model, this_chip())
+        speed_up_few_rows(loaded, this_chip())
         wrapped = join(model, loaded)
         _check_vocabulary(draft_folder, tokenizer)
         drafter_name = _drafter_name(drafter)
@@ -289,21 +291,9 @@ def join(model: Any, drafter: Drafter) -> Target:
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
     )
-    drafter.bind(target.embedding, draft_head(target, this_chip()))
-    return Target(model, drafter.config.target_layer_ids)
-
-
-def draft_head(target: Target, chip: Chip) -> Head:
-    """The target's head for the few rows of a draft: `[T, D]` of any dtype -> `[T, V]`.
-
-    On a CPU the weights of a plain head multiply from the left: MKL reads them a quarter faster.
-    """
     head, dtype = target.head, target.dtype
-    owner: Any = getattr(head, "__self__", head)  # an embedding's `as_linear` is a method
-    is_plain = type(owner) in (nn.Linear, nn.Embedding) and "bias" not in owner
-    if chip.on_cpu and is_plain:
-        return lambda hidden: mx.contiguous((owner.weight @ hidden.astype(dtype).T).T)
-    return lambda hidden: head(hidden.astype(dtype))
+    drafter.bind(target.embedding, lambda hidden: head(hidden.astype(dtype)))
+    return Target(model, drafter.config.target_layer_ids)
 
 
 def end_tokens(tokenizer: Any, folder: Path) -> frozenset[int]:

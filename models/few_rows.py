@@ -1,0 +1,50 @@
+"""Products of few rows on a CPU: there the weights multiply them from the left.
+
+MKL reads the weights of `W @ x.T` for some rows nearly as fast as for one, those of `x @ W.T` not:
+a forward of 4 rows takes 0.78 of the time (docs/speed.md), and a block's rows are just so many.
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from dflash2_mlx.chip import Chip
+
+FEW = range(3, 8)  # rows for which it pays; fewer cost the same either way, more lose
+
+
+class FewRowsLinear(nn.Linear):
+    """A linear layer with the same results up to rounding."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[.., D]` -> `[.., O]`."""
+        if _num_rows(x) not in FEW:
+            return super().__call__(x)
+        out = _from_left(self.weight, x)
+        return out + self.bias if "bias" in self else out
+
+
+class FewRowsEmbedding(nn.Embedding):
+    """An embedding that may also be the head, with the same results up to rounding."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """`[.., D]` -> logits `[.., V]`."""
+        return _from_left(self.weight, x) if _num_rows(x) in FEW else super().as_linear(x)
+
+
+FASTER = {nn.Linear: FewRowsLinear, nn.Embedding: FewRowsEmbedding}
+
+
+def speed_up_few_rows(model: nn.Module, chip: Chip) -> None:
+    """On a CPU, let all layers of a model with float32 weights multiply few rows from the left."""
+    for _, module in model.named_modules() if chip.on_cpu else ():
+        if type(module) in FASTER and module.weight.dtype == mx.float32:
+            module.__class__ = FASTER[type(module)]
+
+
+def _num_rows(x: mx.array) -> int:
+    return x.size // x.shape[-1]
+
+
+def _from_left(weight: mx.array, x: mx.array) -> mx.array:
+    out = weight @ x.reshape(-1, x.shape[-1]).T
+    return mx.contiguous(out.T).reshape(*x.shape[:-1], -1)
