@@ -98,7 +98,8 @@ class Distribution:
             logits = mx.take_along_axis(logits, ids, axis=-1)
         floor = mx.full((logits.shape[0], 1), NEGATIVE_INFINITY)
         if params.top_p < 1.0:
-            floor = mx.maximum(floor, _nucleus_floor(logits, total, params.top_p))
+            nucleus = nucleus_floor(logits, total, params.top_p, _sortable(vocab_size))
+            floor = mx.maximum(floor, nucleus)
         if params.min_p > 0.0:
             floor = mx.maximum(floor, logits.max(axis=-1, keepdims=True) + math.log(params.min_p))
         logits = mx.where(logits < floor, NEGATIVE_INFINITY, logits)
@@ -125,10 +126,28 @@ class Distribution:
         return mx.put_along_axis(logits, window, repeated - penalty, axis=-1)
 
 
-def _nucleus_floor(logits: mx.array, total: mx.array, top_p: float) -> mx.array:
-    """The smallest logit `[L, 1]` that has less than `top_p` of the mass strictly above it."""
+def nucleus_floor(logits: mx.array, total: mx.array, top_p: float, sortable: int) -> mx.array:
+    """The smallest logit `[L, 1]` that has less than `top_p` of the mass strictly above it.
+
+    `total` `[L, 1]` is the log of a row's whole mass. No more than `sortable` logits of a row are
+    sorted: halves that the floor cannot lie in are left out before.
+    """
+    above = mx.zeros_like(total)
+    while (size := logits.shape[-1]) > sortable:
+        half = size // 2
+        halves = mx.partition(logits, size - half, axis=-1)
+        lower, upper = halves[:, : size - half], halves[:, half:]  # of one size, so one may overlap
+        with_upper = above + mx.exp(halves[:, size - half :] - total).sum(axis=-1, keepdims=True)
+        in_upper = with_upper >= top_p
+        logits = mx.where(in_upper, upper, lower)
+        above = mx.where(in_upper, above, with_upper)
     ordered = mx.sort(logits, axis=-1)
     mass = mx.exp(ordered - total)
-    above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+    above = above + mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
     floor = mx.where(above < top_p, ordered, mx.inf).min(axis=-1, keepdims=True)
     return mx.minimum(floor, ordered[:, -1:])  # the best token always stays
+
+
+def _sortable(vocab_size: int) -> int:
+    # MLX partitions in linear time on a CPU; on a GPU its partition is a sort of everything.
+    return 512 if mx.default_device().type == mx.cpu else vocab_size

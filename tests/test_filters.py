@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dflash2_mlx.distribution import Distribution
+from dflash2_mlx.distribution import Distribution, nucleus_floor
 from dflash2_mlx.sampling import SamplingParams
 
 MIN_GAP = 1e-3  # between logits, and between a sum of probabilities and top_p: no ties
@@ -87,6 +87,23 @@ def test_every_row_is_a_distribution_that_likes_the_best_token_most(
     p = probabilities(params, logits)
     assert p.sum() == pytest.approx(1.0, abs=1e-5)
     assert p[logits.argmax()] == p.max() > 0
+
+
+@given(
+    logits=st.lists(st.integers(-9, 3), min_size=1, max_size=70),
+    top_p=st.floats(0.0, 1.0),
+    sortable=st.integers(1, 70),
+)
+def test_halving_finds_the_floor_that_sorting_finds(
+    logits: list[int], top_p: float, sortable: int
+) -> None:
+    p = np.exp(np.array(logits, dtype=np.float64))
+    above = np.array([p[p > each].sum() for each in p]) / p.sum()
+    assume((np.abs(above - top_p) > 1e-5).all() or top_p in (0.0, 1.0))
+    expected = min([x for x, a in zip(logits, above, strict=True) if a < top_p] or [max(logits)])
+    row = mx.array([logits, logits[::-1]], dtype=mx.float32)
+    total = mx.logsumexp(row, axis=-1, keepdims=True)
+    assert nucleus_floor(row, total, top_p, sortable)[:, 0].tolist() == [expected, expected]
 
 
 VOCAB = 8
