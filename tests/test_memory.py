@@ -230,10 +230,10 @@ def test_the_oldest_prompt_states_go_before_a_request_is_refused(
 
 
 def test_a_session_that_grows_is_refused_before_it_takes_too_much() -> None:
-    """Each request 200 tokens longer, the store at most what it may be (M01)."""
+    """Each request 400 tokens longer, the store at most what it may be (M01)."""
     pair = guarded(limit=60_000_000, store=1_000_000)
     assert pair.prefix_cache is not None
-    for length in range(200, 4000, 200):
+    for length in range(400, 4000, 400):
         run(pair, Turn(text(1, length), Marks()), num_tokens=1)
         assert pair.prefix_cache.used_bytes <= 1_000_000
     with pytest.raises(ContextExceeded, match="maximum context length is 4000"):

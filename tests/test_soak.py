@@ -8,7 +8,7 @@ from soaking import SLACK, endless_pair, grown, is_flat, soak
 from dflash2_mlx import SamplingParams
 from dflash2_mlx.target import Reading, Target
 
-PASSES, EVERY = 240, 10
+PASSES, EVERY = 240, 30  # each look walks through all objects of the process
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.95)
 
