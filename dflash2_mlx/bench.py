@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
 import mlx.core as mx
 
@@ -166,17 +166,26 @@ def alternate(
     repeats: int,
     progress: Progress | None = None,
 ) -> Iterator[Run]:
-    """Ask every contender every prompt `repeats` times, in turns that begin with another each."""
+    """Ask every contender every prompt `repeats` times, in turns whose order changes."""
     for contender in contenders:
         contender.ask(tasks[0].ids, min(WARM_UP, max_tokens))
     total = repeats * len(tasks) * len(contenders)
-    done = 0
-    for turn, (_, (number, task)) in enumerate(
-        (repeat, at) for repeat in range(repeats) for at in enumerate(tasks)
-    ):
-        shift = turn % len(contenders)
-        for contender in [*contenders[shift:], *contenders[:shift]]:
+    done, orders = 0, balanced_orders(len(contenders))
+    for repeat, (number, task) in product(range(repeats), enumerate(tasks)):
+        for place in orders[(repeat + number) % len(orders)]:
+            contender = contenders[place]
             yield Run(contender.name, number, contender.ask(task.ids, max_tokens))
             done += 1
             if progress:
                 progress("asking in turns", done, total)
+
+
+def balanced_orders(count: int) -> list[list[int]]:
+    """Orders of `count` contenders in which each follows each other one equally often.
+
+    What one does to the machine (heat, caches, clocks) would else always meet the same next one
+    (E. J. Williams 1949).
+    """
+    zigzag = [(step + 1) // 2 * (-1) ** step for step in range(count)]
+    orders = [[(place - shift) % count for place in zigzag] for shift in range(count)]
+    return orders if count % 2 == 0 else orders + [order[::-1] for order in orders]

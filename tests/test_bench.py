@@ -1,6 +1,8 @@
 """A benchmark that is fair, and figures that mean what they say."""
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from dflash2_mlx.bench import (
     Run,
     Task,
     alternate,
+    balanced_orders,
     choose_prompts,
     contenders,
     prepare,
@@ -106,7 +109,19 @@ def test_every_contender_gives_the_same_ids(tmp_path: Path) -> None:
     assert all(found == [] for found in differences(runs, tasks).values())
 
 
-def test_turns_begin_with_another_contender_each() -> None:
+@pytest.mark.parametrize("count", range(1, 9))
+def test_every_contender_has_every_place_and_every_neighbour_equally_often(count: int) -> None:
+    orders = balanced_orders(count)
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    places = Counter((place, one) for order in orders for place, one in enumerate(order))
+    neighbours = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(places) == count * count
+    assert len(neighbours) == count * (count - 1)
+    assert len(set(places.values())) == 1
+    assert len(set(neighbours.values())) <= 1
+
+
+def test_the_order_changes_from_turn_to_turn() -> None:
     asked: list[tuple[str, int]] = []
 
     def contender(name: str) -> Contender:
@@ -128,8 +143,8 @@ def test_turns_begin_with_another_contender_each() -> None:
         )
     )
     assert asked[:3] == [("a", 8), ("b", 8), ("c", 8)]  # warm-up
-    assert "".join(name for name, _ in asked[3:]) == "abcbcacababc"
-    assert [(run.contender, run.task) for run in runs[3:6]] == [("b", 1), ("c", 1), ("a", 1)]
+    assert "".join(name for name, _ in asked[3:]) == "acbcbacbabac"
+    assert [(run.contender, run.task) for run in runs[3:6]] == [("c", 1), ("b", 1), ("a", 1)]
     assert told == list(range(1, 13))
 
 
