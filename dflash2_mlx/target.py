@@ -82,11 +82,15 @@ class Target:
                 "leave --kv-bits out"
             ) from None
 
-    def read(self, tokens: mx.array, caches: Caches) -> Reading:
-        """One lazy forward over `tokens` `[L]`, appended to what the caches hold."""
-        with self._recorder.recording(caches, tokens.size) as tape, installed(self._spies):
+    def read(self, tokens: mx.array, caches: Caches, *, tapped: bool = True) -> Reading:
+        """One lazy forward over `tokens` `[L]`, appended to what the caches hold.
+
+        Not `tapped`, it has no taps, and nobody holds on to hidden states.
+        """
+        spies = self._spies if tapped else []
+        with self._recorder.recording(caches, tokens.size) as tape, installed(spies):
             logits = self.model(tokens[None], cache=caches)
-        seen = [self._tapped.pop(tap) for tap in self.taps]
+        seen = [self._tapped.pop(tap) for tap in self.taps] if tapped else []
         taps = mx.concatenate(seen, axis=-1) if seen else None
         return Reading(tokens.size, logits[0], taps, tape)
 
