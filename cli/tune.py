@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dflash2_mlx.measure import Measurement
     from dflash2_mlx.tuning import Tuning
 
-BAR_WIDTH = 24
+BAR_WIDTH = 20
 _PIPED_WIDTH = 140
 
 
@@ -86,6 +86,7 @@ def _report(tuning: "Tuning", measurement: "Measurement") -> dict[str, Any]:
             {
                 "depth": depth,
                 "ms": ms,
+                "parts": {w: asdict(part) for w, part in measurement.parts[depth].items()},
                 "expected": [asdict(row) for row in expectations(tuning.known, depth)],
                 "decisions": [asdict(decision) for decision in decisions(tuning.known, depth)],
             }
@@ -105,25 +106,23 @@ def _show(report: dict[str, Any]) -> None:
 
 def _table(at: dict[str, Any]) -> Table:
     """One line for each width: a bar as long as its pass, and what it is expected to yield."""
-    table = Table(
-        title=f"behind {at['depth']} tokens", title_justify="left", box=None, pad_edge=False
+    title = (
+        f"behind {at['depth']} tokens; of each pass the draft's ms, and the host's for its graphs"
     )
-    table.add_column("rows", justify="right")
-    table.add_column("ms a pass", justify="right")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("rows", "ms a\npass", "of it\ndraft", "of it\nhost"):
+        table.add_column(name, justify="right")
     table.add_column("")
     kinds = [kind for kind in at["expected"][0]["tokens"] if kind != "grammar"]
     for kind in kinds:
-        table.add_column(f"{kind}: tokens", justify="right")
-        table.add_column("tok/s", justify="right")
+        table.add_column(f"{kind}:\ntokens, tok/s", justify="right")
     table.add_column("chosen for", style="accent")
     slowest = max(row["ms"] for row in at["expected"])
     for row in at["expected"]:
-        figures = [
-            cell
-            for kind in kinds
-            for cell in (f"{row['tokens'][kind]:.2f}", f"{row['tokens_per_s'][kind]:.1f}")
-        ]
+        figures = [f"{row['tokens'][kind]:.2f}, {row['tokens_per_s'][kind]:.1f}" for kind in kinds]
         bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
         chosen = [d["kind"] for d in at["decisions"] if d["block"] == row["width"]]
-        table.add_row(str(row["width"]), f"{row['ms']:.1f}", bar, *figures, ", ".join(chosen))
+        part = at["parts"][row["width"]]
+        times = [f"{ms:.1f}" for ms in (row["ms"], part["draft_ms"], part["host_ms"])]
+        table.add_row(str(row["width"]), *times, bar, *figures, ", ".join(chosen))
     return table

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from dflash2_mlx.decode import Conversation
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import Progress
@@ -25,11 +27,26 @@ Times = dict[int, list[float]]  # width -> ms of each pass
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Milliseconds of the drafter's part of a pass, selector and all, and of the host's share.
+
+    The host builds the graphs of both models; on a GPU it does so while the pass before runs.
+    """
+
+    draft_ms: float
+    host_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
-    """A curve, and what it was taken from: `ms[depth][width]` is a typical pass."""
+    """A curve, and what it was taken from: `ms[depth][width]` is a typical pass.
+
+    `parts[depth][width]` is what of a pass can be timed by itself.
+    """
 
     curve: Curve
     ms: dict[int, dict[int, float]]
+    parts: dict[int, dict[int, Parts]]
     spread: float
     passes: int
     seconds: float
@@ -54,24 +71,25 @@ def measure(pair: Pair, progress: Progress | None = None) -> Measurement:
     widths, started_s = pair.tuning.curve.widths, time.perf_counter()
     text = _text(pair, _room(pair, widths))
     ms: dict[int, dict[int, float]] = {}
+    parts: dict[int, dict[int, Parts]] = {}
     spread, passes, depth = 1.0, 0, min(SHALLOW, len(text) // 2)
     while depth:
-        times, prefill_s = _times_behind(pair, text[: depth + 1], progress)
+        conversation, prefill_s = _conversation_behind(pair, text[: depth + 1])
+        parts[depth] = {width: time_parts(conversation, width) for width in widths}
+        times = time_widths(conversation, widths, progress)
         spread = max(spread, check_steady(times[1]))
         ms[depth] = {width: typical(times[width]) for width in widths}
         passes += sum(map(len, times.values()))
         depth = deeper(depth, prefill_s, len(text) - 1) if len(ms) == 1 else 0
-    return Measurement(curve_of(ms), ms, spread, passes, time.perf_counter() - started_s)
+    return Measurement(curve_of(ms), ms, parts, spread, passes, time.perf_counter() - started_s)
 
 
-def _times_behind(pair: Pair, text: list[int], progress: Progress | None) -> tuple[Times, float]:
-    """Times of passes behind a text, and the seconds that reading it took."""
-    assert pair.tuning is not None
+def _conversation_behind(pair: Pair, text: list[int]) -> tuple[Conversation, float]:
+    """A conversation that has read a text, and the seconds that took."""
     started_s = time.perf_counter()
     conversation = Conversation(pair.target, pair.drafter)
     conversation.prefill(text)
-    prefill_s = time.perf_counter() - started_s
-    return time_widths(conversation, pair.tuning.curve.widths, progress), prefill_s
+    return conversation, time.perf_counter() - started_s
 
 
 def time_widths(
@@ -110,6 +128,33 @@ def time_pass(conversation: Conversation, width: int) -> float:
     ms = 1000 * (time.perf_counter() - started_s)
     conversation.close(last)
     return ms
+
+
+def time_parts(conversation: Conversation, width: int) -> Parts:
+    """Medians of a few passes of one width, half by half; nothing of them is kept."""
+    rounds = [_halves(conversation, width) for _ in range(1 + MIN_ROUNDS)][1:]
+    return Parts(*map(statistics.median, zip(*rounds, strict=True)))
+
+
+def _halves(conversation: Conversation, width: int) -> tuple[float, float]:
+    """Milliseconds of drafting, and of building the graphs of both halves."""
+    target, drafter, chooser = conversation.target, conversation.drafter, conversation.chooser
+    anchor, depth = mx.array(conversation.tokens[-1:], dtype=mx.uint32), len(conversation.tokens)
+    mx.eval(anchor)
+    started_s = time.perf_counter()
+    draft = chooser.undrafted()
+    if drafter and width > 1:
+        draft = chooser.draft(drafter.propose(conversation.context, None, anchor, width), depth)
+    draft_built_s = time.perf_counter()
+    mx.eval(draft.tokens)
+    drafted_s = time.perf_counter()
+    reading = target.read(mx.concatenate([anchor, draft.tokens]), conversation.caches)
+    verdict = chooser.judge(reading.logits, draft, depth, conversation.tokens)
+    built_s = time.perf_counter()
+    mx.eval(verdict)
+    target.rewind(conversation.caches, reading, 0)
+    host_s = draft_built_s - started_s + built_s - drafted_s
+    return 1000 * (drafted_s - started_s), 1000 * host_s
 
 
 def typical(ms: Sequence[float]) -> float:

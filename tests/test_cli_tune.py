@@ -12,7 +12,7 @@ from dflash2_mlx import measure as measuring
 from dflash2_mlx.chip import this_chip
 from dflash2_mlx.cli.app import app
 from dflash2_mlx.errors import DFlashError
-from dflash2_mlx.measure import Measurement
+from dflash2_mlx.measure import Measurement, Parts
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.tuner import Acceptance, Curve
 from dflash2_mlx.tuning import KINDS, Known, Store, Tuning, tuning_key
@@ -25,7 +25,8 @@ LOSING = Curve({1: 10.0, 2: 22.0, 4: 44.0, 8: 90.0})
 def measurement(curve: Curve = TRUE) -> Measurement:
     depths = (128, 1024)
     ms = {depth: {w: curve.ms(w, depth) for w in curve.widths} for depth in depths}
-    return Measurement(curve, ms, spread=1.01, passes=96, seconds=8.5)
+    parts = {depth: {w: Parts(0.5 * w, 0.25) for w in curve.widths} for depth in depths}
+    return Measurement(curve, ms, parts, spread=1.01, passes=96, seconds=8.5)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_the_curve_is_shown_with_bars_and_the_block_for_each_depth(tune: Any) ->
     lines = result.stdout.splitlines()
     assert "behind 128 tokens" in result.stdout
     assert "behind 1024 tokens" in result.stdout
-    widest = next(line for line in lines if line.split()[:2] == ["8", "27.2"])
+    widest = next(line for line in lines if line.split()[:4] == ["8", "27.2", "4.0", "0.2"])
     chosen = next(line for line in lines if line.split()[:2] == ["4", "13.1"])
     assert widest.count("█") > chosen.count("█") > 5
     assert chosen.endswith("code, maths, prose, grammar")
@@ -73,6 +74,7 @@ def test_json_has_the_numbers(tune: Any, pair: Pair) -> None:
     assert [at["depth"] for at in report["depths"]] == [128, 1024]
     first = report["depths"][0]
     assert first["ms"]["4"] == pytest.approx(TRUE.ms(4, 128))
+    assert first["parts"]["4"] == {"draft_ms": 2.0, "host_ms": 0.25}
     assert [row["width"] for row in first["expected"]] == [1, 2, 4, 8]
     assert first["expected"][2]["tokens_per_s"]["code"] == pytest.approx(
         1000 * first["expected"][2]["tokens"]["code"] / TRUE.ms(4, 128)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from tiny import VOCAB, pair_of, tiny_pair, tiny_target
 
@@ -22,6 +23,7 @@ from dflash2_mlx.measure import (
     deeper,
     measure,
     rising,
+    time_parts,
     time_widths,
     typical,
 )
@@ -155,6 +157,18 @@ def test_a_machine_with_more_to_do_than_cores_is_refused() -> None:
     check_idle(load=3.9, cores=4)
     with pytest.raises(DFlashError, match=r"busy \(load 5.0 on 4 cores\).* is kept; try again"):
         check_idle(load=5.0, cores=4)
+
+
+def test_the_parts_of_a_pass_are_timed_and_nothing_is_kept(pair: Pair) -> None:
+    conversation, untouched = (Conversation(pair.target, pair.drafter) for _ in range(2))
+    for one in (conversation, untouched):
+        one.prefill(list(b"a text to stand behind"))
+    parts = {width: time_parts(conversation, width) for width in (1, 4)}
+    assert parts[4].draft_ms > parts[1].draft_ms
+    assert all(part.host_ms > 0 for part in parts.values())
+    assert conversation.tokens == untouched.tokens
+    flights = [one.launch(4) for one in (conversation, untouched)]
+    assert mx.array_equal(*[flight.reading.logits for flight in flights])
 
 
 def test_plain_passes_that_spread_are_refused_and_the_old_values_kept(
