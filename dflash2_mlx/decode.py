@@ -16,7 +16,7 @@ from dflash2_mlx.randomness import Position
 from dflash2_mlx.reuse import Reuse
 from dflash2_mlx.target import Reading, Target
 
-MAX_UNSEEN = 256  # committed tokens that a parked drafter lags behind before it catches up
+MAX_UNSEEN = 256  # passes that a parked drafter lags behind before it catches up
 MAX_PAUSE = 0.1  # of a pass: a reader that held us longer hides what the pass took
 FORCED_ROWS = 5  # of a pass whose drafts are certain: one read of quantized weights (qmv_wide)
 
@@ -219,7 +219,7 @@ class Conversation:
         self._late = None
         self._unread = None if self._unread is flight else self._unread
         self._settle_context()
-        if sum(taps.shape[1] for taps in self._unseen) >= MAX_UNSEEN:
+        if len(self._unseen) >= MAX_UNSEEN:
             self._catch_up()
 
     def _settle_context(self) -> None:
@@ -243,7 +243,8 @@ class Conversation:
 
     def _keep_taps(self, flight: Flight, kept: int) -> None:
         if self.drafter and kept and flight.reading.taps is not None:
-            self._unseen.append(flight.reading.taps[:, :kept])
+            taps = flight.reading.taps
+            self._unseen.append(taps if kept == flight.width else taps[:, :kept])
 
     def _see(self) -> None:
         """Let the drafter's context take in what it has not seen."""

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
@@ -74,7 +75,7 @@ def measure(pair: Pair, progress: Progress | None = None) -> Measurement:
     parts: dict[int, dict[int, Parts]] = {}
     spread, passes, depth = 1.0, 0, min(SHALLOW, len(text) // 2)
     while depth:
-        conversation, prefill_s = _conversation_behind(pair, text[: depth + 1])
+        conversation, prefill_s = _conversation_behind(pair, text[: depth + 1], progress)
         parts[depth] = {width: time_parts(conversation, width) for width in widths}
         times = time_widths(conversation, widths, progress)
         spread = max(spread, check_steady(times[1]))
@@ -84,11 +85,14 @@ def measure(pair: Pair, progress: Progress | None = None) -> Measurement:
     return Measurement(curve_of(ms), ms, parts, spread, passes, time.perf_counter() - started_s)
 
 
-def _conversation_behind(pair: Pair, text: list[int]) -> tuple[Conversation, float]:
+def _conversation_behind(
+    pair: Pair, text: list[int], progress: Progress | None
+) -> tuple[Conversation, float]:
     """A conversation that has read a text, and the seconds that took."""
+    label = f"reading {len(text) - 1} tokens"
     started_s = time.perf_counter()
     conversation = Conversation(pair.target, pair.drafter)
-    conversation.prefill(text)
+    conversation.prefill(text, partial(progress, label) if progress else None, step=SHALLOW)
     return conversation, time.perf_counter() - started_s
 
 
