@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dflash2_mlx.measure import Measurement
     from dflash2_mlx.tuning import Tuning
 
-BAR_WIDTH = 20
+BAR_WIDTH = 11
 _PIPED_WIDTH = 140
 
 
@@ -107,22 +107,25 @@ def _show(report: dict[str, Any]) -> None:
 def _table(at: dict[str, Any]) -> Table:
     """One line for each width: a bar as long as its pass, and what it is expected to yield."""
     title = (
-        f"behind {at['depth']} tokens; of each pass the draft's ms, and the host's for its graphs"
+        f"behind {at['depth']} tokens; by kind of text, tokens a pass and a second (◂ the block)"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("rows", "ms a\npass", "of it\ndraft", "of it\nhost"):
         table.add_column(name, justify="right")
     table.add_column("")
-    kinds = [kind for kind in at["expected"][0]["tokens"] if kind != "grammar"]
+    chosen = {d["kind"]: d["block"] for d in at["decisions"]}
+    kinds = [kind for kind in chosen if kind != "grammar"]
     for kind in kinds:
-        table.add_column(f"{kind}:\ntokens, tok/s", justify="right")
-    table.add_column("chosen for", style="accent")
+        table.add_column(f"{kind}  ", justify="right", no_wrap=True)
     slowest = max(row["ms"] for row in at["expected"])
     for row in at["expected"]:
-        figures = [f"{row['tokens'][kind]:.2f}, {row['tokens_per_s'][kind]:.1f}" for kind in kinds]
-        bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
-        chosen = [d["kind"] for d in at["decisions"] if d["block"] == row["width"]]
-        part = at["parts"][row["width"]]
+        width, part = row["width"], at["parts"][row["width"]]
         times = [f"{ms:.1f}" for ms in (row["ms"], part["draft_ms"], part["host_ms"])]
-        table.add_row(str(row["width"]), *times, bar, *figures, ", ".join(chosen))
+        bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
+        yields = [
+            f"{row['tokens'][kind]:.2f}, {row['tokens_per_s'][kind]:.1f} "
+            + ("[accent]◂[/]" if chosen[kind] == width else " ")
+            for kind in kinds
+        ]
+        table.add_row(str(width), *times, bar, *yields)
     return table
