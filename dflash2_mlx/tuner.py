@@ -4,8 +4,9 @@ Everything here is arithmetic on numbers; nothing knows MLX. A choice looks at c
 accepted in earlier passes, never at a token it decides about, so sampling stays exact.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MIN_GAIN = 0.03  # another block must promise this much more before it replaces the running one
 FIRST_PROBE = 64  # plain passes before the drafter is looked at again; doubles with every failure
@@ -21,7 +22,8 @@ PRIOR_RATE = 0.7  # of a draft whose predecessors stood, when a pair is new
 PRIOR_WEIGHT = 2.0  # passes that the place before counts for
 REMEMBERED = 8.0  # passes that earlier answers of the pair count for
 DOUBT = 0.4  # optimism about acceptance after n passes is DOUBT / (1 + n)
-MEMORY = 32.0  # passes after which old acceptance has faded
+MEMORY = 32.0  # passes after which old acceptance has faded within an answer
+LASTING = 64.0  # drafted passes after which earlier answers of a kind have
 TIME_STEP = 0.2  # how fast a live time replaces the one before
 
 
@@ -60,18 +62,26 @@ class Acceptance:
     stood: list[float]
     tried: list[float]
     prior: float = PRIOR_RATE
+    memory: float = MEMORY
 
     @classmethod
     def unknown(cls, num_places: int, prior: float = PRIOR_RATE) -> "Acceptance":
         """Nothing tried yet."""
         return cls([0.0] * num_places, [0.0] * num_places, prior)
 
-    def remembered(self) -> "Acceptance":
-        """The same rates as a prior for another answer, worth few passes."""
+    def remembered(self, prior: float | None = None) -> "Acceptance":
+        """The same rates, worth few passes; untried places go by `prior`, or by these rates too."""
         weight = min(1.0, REMEMBERED / max(self.tried[0], 1e-9)) if self.tried else 1.0
-        return Acceptance(
-            [s * weight for s in self.stood], [t * weight for t in self.tried], self.prior
-        )
+        if prior is None:
+            prior = self.rates[0] if self.tried else self.prior
+        return Acceptance([s * weight for s in self.stood], [t * weight for t in self.tried], prior)
+
+    def joined(self, answer: "Acceptance") -> "Acceptance":
+        """The rates of earlier answers with those of one more, which counts as long as it was."""
+        keep = max(0.0, 1.0 - answer.tried[0] / LASTING) if answer.tried else 1.0
+        stood = [keep * s + new for s, new in zip(self.stood, answer.stood, strict=True)]
+        tried = [keep * t + new for t, new in zip(self.tried, answer.tried, strict=True)]
+        return Acceptance(stood, tried, self.prior)
 
     @property
     def rates(self) -> list[float]:
@@ -84,7 +94,7 @@ class Acceptance:
 
     def watch(self, drafted: int, from_draft: int) -> None:
         """Take in a pass of `drafted` tokens of which the first `from_draft` stood."""
-        fade = 1.0 - 1.0 / MEMORY
+        fade = 1.0 - 1.0 / self.memory
         for place in range(min(drafted, len(self.tried))):
             # Places behind a rejection were not tried; what they showed before ages all the same.
             self.stood[place] = self.stood[place] * fade + (place < from_draft)
@@ -181,25 +191,40 @@ class Probe:
     awaited: int = 0  # passes to be heard of before the one that was drafted has told its outcome
 
 
+@dataclass(slots=True)
+class Parking:
+    """How long plain decoding has run, and how long it may before a probe; answers share one."""
+
+    plain_passes: int = 0
+    patience: int = FIRST_PROBE
+
+
 class Pilot:
     """Chooses the width of every pass of one answer.
 
     First each width is timed a few times, unless the curve was measured before. Then the best one
     runs; when that is plain decoding the drafter is parked, and a rare probe, rarer after every
     failure, looks whether it pays again. Behind `cap` rows only a measured gain is followed.
+    `acceptance` is what passes lately showed, `shown` what all passes of the answer did.
     """
 
     def __init__(
-        self, live: LiveCurve, acceptance: Acceptance, *, measured: bool, cap: int | None = None
+        self,
+        live: LiveCurve,
+        acceptance: Acceptance,
+        *,
+        measured: bool,
+        cap: int | None = None,
+        parking: Parking | None = None,
     ) -> None:
         self._live = live
         self.acceptance = acceptance
+        self.shown = replace(Acceptance.unknown(len(acceptance.tried)), memory=math.inf)
         self._cap = cap
         narrow = [width for width in live.curve.widths if cap is None or width <= cap]
         self._unexplored = [] if measured else [w for w in narrow for _ in range(EXPLORED)]
         self._running: int | None = None
-        self._plain_passes = 0
-        self._patience = FIRST_PROBE
+        self._parking = parking or Parking()
         self._probe: Probe | None = None
         self.probes = 0
         self.cap_lifted = False
@@ -213,7 +238,7 @@ class Pilot:
             return width
         if self._passes in PLAIN_DUE and not self._live.timed(1):
             return 1  # or a stored time that is too long would never be corrected
-        curve = self._live.curve
+        curve, parking = self._live.curve, self._parking
         if self._probe:
             return self._look(self._probe, curve, depth)
         best = self._best(curve, depth)
@@ -222,15 +247,15 @@ class Pilot:
         if self._running is None or self._gain(curve, best, depth) > needed:
             self._running = best
         if self._running > 1:
-            self._plain_passes, self._patience = 0, FIRST_PROBE
+            parking.plain_passes, parking.patience = 0, FIRST_PROBE
             return self._running
-        self._plain_passes += 1
-        if self._plain_passes < self._patience or len(curve.widths) == 1:
+        parking.plain_passes += 1
+        if parking.plain_passes < parking.patience or len(curve.widths) == 1:
             return 1
-        self._plain_passes = 0
+        parking.plain_passes = 0
         self.probes += 1
         self._probe = Probe(self.acceptance)
-        self.acceptance = self.acceptance.remembered()
+        self.acceptance = self.acceptance.remembered(PRIOR_RATE)
         return self._look(self._probe, curve, depth)
 
     def _look(self, probe: Probe, curve: Curve, depth: int) -> int:
@@ -280,6 +305,7 @@ class Pilot:
     def watch(self, width: int, depth: int, from_draft: int, ms: float | None) -> None:
         """Take in a pass that was made; `ms` None when its time says nothing."""
         self.acceptance.watch(width - 1, from_draft)
+        self.shown.watch(width - 1, from_draft)
         if ms is not None:
             self._live.watch(width, depth, ms)
         if self._probe and width > 1:
@@ -298,7 +324,7 @@ class Pilot:
         probe.gain_ms += (from_draft + 1) * curve.ms(1, depth) - curve.ms(width, depth)
         if probe.gain_ms < 0:
             self.acceptance, self._probe = probe.before, None
-            self._patience = min(2 * self._patience, LAST_PROBE)
+            self._parking.patience = min(2 * self._parking.patience, LAST_PROBE)
         elif probe.passes == PROBE_PASSES:
             self._running, self._probe = None, None
 

@@ -20,7 +20,15 @@ from filelock import FileLock, Timeout
 from dflash2_mlx.chip import Chip
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root, read_object, write_object
-from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Curve, LiveCurve, Pilot, best_width
+from dflash2_mlx.tuner import (
+    QUANTIZED_CAP,
+    Acceptance,
+    Curve,
+    LiveCurve,
+    Parking,
+    Pilot,
+    best_width,
+)
 
 Kind = Literal["code", "maths", "prose", "grammar"]
 KINDS: tuple[Kind, ...] = ("code", "maths", "prose", "grammar")  # the last: answers held to a form
@@ -53,11 +61,13 @@ class Known:
     when: str = ""
     cap: int | None = None
 
-    def pilot(self, kind: Kind, live: LiveCurve | None = None) -> Pilot:
-        """A pilot for one answer; `live` has the times of this process."""
+    def pilot(
+        self, kind: Kind, live: LiveCurve | None = None, parking: Parking | None = None
+    ) -> Pilot:
+        """A pilot for one answer; `live` has the times of this process, `parking` earlier parks."""
         acceptance = self.acceptance[kind].remembered()
         live = live or LiveCurve(self.curve)
-        return Pilot(live, acceptance, measured=self.measured, cap=self.cap)
+        return Pilot(live, acceptance, measured=self.measured, cap=self.cap, parking=parking)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, numbers short enough to read."""
@@ -160,14 +170,17 @@ class Tuning:
         self._live = LiveCurve(self.known.curve)
         # Passes that walk a grammar on the host take longer: theirs are not the pair's times.
         self._live_grammar = LiveCurve(self.known.curve)
+        self._parking = {kind: Parking() for kind in KINDS}  # or short answers would never probe
 
     def pilot(self, kind: Kind) -> Pilot:
         """A pilot for one answer."""
-        return self.known.pilot(kind, self._live_grammar if kind == "grammar" else self._live)
+        live = self._live_grammar if kind == "grammar" else self._live
+        return self.known.pilot(kind, live, self._parking[kind])
 
     def learn(self, pilot: Pilot, kind: Kind, passes: int) -> None:
         """Keep what an answer showed; a long enough one is written to the file."""
-        acceptance = {**self.known.acceptance, kind: pilot.acceptance}
+        known = self.known.acceptance
+        acceptance = {**known, kind: known[kind].joined(pilot.shown)}
         measured = self.known.measured or (pilot.explored and kind != "grammar")
         self.known = replace(self.known, acceptance=acceptance, measured=measured)
         if passes >= FEW_PASSES and measured:
@@ -191,7 +204,7 @@ class Tuning:
         width = best_width(drafted, acceptance, 0)
         if not self.known.measured:
             return width, "auto: every width is timed first"
-        pilot = self.pilot("prose")
+        pilot = self.known.pilot("prose", self._live)
         source = f"by times of {self.known.when or 'this run'}"
         first = pilot.choose(0)
         if first > 1:

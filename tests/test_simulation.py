@@ -51,7 +51,12 @@ def answers(chip: str, curve: Curve, runs: list[int], depth: int) -> tuple[Outco
     live = LiveCurve(curve)
     first = pilot_on(chip, live, measured=False, before=None)
     one = replay(first, curve_of(chip), runs, NUM_TOKENS, depth)
-    second = pilot_on(chip, live, measured=first.explored, before=first.acceptance)
+    second = pilot_on(
+        chip,
+        live,
+        measured=first.explored,
+        before=Acceptance.unknown(BLOCK - 1).joined(first.shown),
+    )
     return one, replay(second, curve_of(chip), runs, NUM_TOKENS, depth)
 
 
