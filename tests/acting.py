@@ -68,9 +68,9 @@ class Actor(Target):
         place = position - self._start
         return self._script[place] if 0 <= place < len(self._script) else END
 
-    def read(self, tokens: mx.array, caches: list[Any]) -> Any:
+    def read(self, tokens: mx.array, caches: list[Any], **options: Any) -> Any:
         position = caches[0].offset
-        reading = super().read(tokens, caches)
+        reading = super().read(tokens, caches, **options)
         following = [self.said(position + n) for n in range(1, tokens.size + 1)]
         return dataclasses.replace(reading, logits=mx.eye(VOCAB)[mx.array(following)] * 50)
 

@@ -61,10 +61,10 @@ class SayingTarget(Target):
         self.before_read: Callable[[int], None] = lambda count: None
         self._seen: list[int] = []
 
-    def read(self, tokens: mx.array, caches: list[Any]) -> Any:
+    def read(self, tokens: mx.array, caches: list[Any], **options: Any) -> Any:
         self.before_read(tokens.size)
         position = caches[0].offset
-        reading = super().read(tokens, caches)
+        reading = super().read(tokens, caches, **options)
         self._seen = [*self._seen[:position], *tokens.tolist()]
         chosen = [self._next(self._seen[: position + n]) for n in range(1, tokens.size + 1)]
         return dataclasses.replace(reading, logits=mx.eye(VOCAB)[mx.array(chosen)] * 50)

@@ -38,9 +38,9 @@ class Wavering(Target):
         super().__init__(model, taps=[0])
         self.ties = ties
 
-    def read(self, tokens: mx.array, caches: Caches) -> Reading:
+    def read(self, tokens: mx.array, caches: Caches, **options: Any) -> Reading:
         offset = next(leaf.offset for leaf in leaves(caches) if hasattr(leaf, "offset"))
-        reading = super().read(tokens, caches)
+        reading = super().read(tokens, caches, **options)
         rows = [len(PROMPT) - 1 + tie - offset for tie in self.ties]
         logits = reading.logits
         for row in (row for row in rows if 0 <= row < tokens.size):

@@ -53,8 +53,8 @@ class WideReadsOff(Target):
 
     off = 0.5
 
-    def read(self, tokens: mx.array, caches: Caches) -> Reading:
-        reading = super().read(tokens, caches)
+    def read(self, tokens: mx.array, caches: Caches, **options: Any) -> Reading:
+        reading = super().read(tokens, caches, **options)
         is_even = mx.arange(reading.logits.shape[-1]) % 2 == 0
         shift = self.off * is_even * (1 < tokens.size <= 16)
         return dataclasses.replace(reading, logits=reading.logits + shift)

@@ -30,9 +30,9 @@ class ScriptedTarget(Target):
         super().__init__(tiny_target("dense"), taps=[0])
         self.script = script
 
-    def read(self, tokens, caches):
+    def read(self, tokens, caches, **options):
         position = caches[0].offset
-        reading = super().read(tokens, caches)
+        reading = super().read(tokens, caches, **options)
         rows = range(position - len(PROMPT) + 1, position - len(PROMPT) + 1 + tokens.size)
         chosen = [self.script[row] if 0 <= row < len(self.script) else END for row in rows]
         logits = mx.eye(VOCAB)[mx.array(chosen)] + 0 * reading.logits

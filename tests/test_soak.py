@@ -24,8 +24,8 @@ def test_memory_and_live_arrays_stay_flat(sampling: SamplingParams, block_size: 
 def test_what_is_left_behind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     read, kept = Target.read, []
 
-    def leaking(*args: Any) -> Reading:
-        kept.append(read(*args))
+    def leaking(*args: Any, **options: Any) -> Reading:
+        kept.append(read(*args, **options))
         return kept[-1]
 
     monkeypatch.setattr(Target, "read", leaking)
