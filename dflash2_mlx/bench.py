@@ -186,6 +186,7 @@ def balanced_orders(count: int) -> list[list[int]]:
     What one does to the machine (heat, caches, clocks) would else always meet the same next one
     (E. J. Williams 1949).
     """
-    zigzag = [(step + 1) // 2 * (-1) ** step for step in range(count)]
-    orders = [[(place - shift) % count for place in zigzag] for shift in range(count)]
+    zigzag = [(step + 1) // 2 * (-1) ** step % count for step in range(count)]
+    named = sorted(range(count), key=zigzag.__getitem__)  # so that the first order is 0, 1, 2, ..
+    orders = [[named[(place - shift) % count] for place in zigzag] for shift in range(count)]
     return orders if count % 2 == 0 else orders + [order[::-1] for order in orders]
