@@ -160,13 +160,16 @@ class Conversation:
 
     def _read(self, start: int, end: int, first_seen: int) -> None:
         """Read one chunk; the drafter takes in its rows from position `first_seen` on."""
-        chunk, tapped = mx.array(self.tokens[start:end]), self.drafter is not None
-        reading = self.target.read(chunk, self.caches, tapped=tapped)
+        reading = self._forward(mx.array(self.tokens[start:end]))
         reading.tape.forget()  # for a long chunk that would be gigabytes
         if reading.taps is not None and self.drafter and end > first_seen:
             self.drafter.extend(self.context, reading.taps[:, max(0, first_seen - start) :])
         # The head is never evaluated: nothing here asks for the logits.
         mx.eval([cache.state for cache in (*self.caches, *self.context)])
+
+    def _forward(self, tokens: mx.array) -> Reading:
+        """The target's forward, tapped where somebody drafts."""
+        return self.target.read(tokens, self.caches, tapped=self.drafter is not None)
 
     @property
     def leaf_caches(self) -> list[Any]:
@@ -188,7 +191,7 @@ class Conversation:
         draft = self._draft(anchor, position, width)
         mx.async_eval(draft.tokens)  # runs while the target's graph is built
         block = mx.concatenate([anchor, draft.tokens])
-        reading = self.target.read(block, self.caches, tapped=self.drafter is not None)
+        reading = self._forward(block)
         verdict = self.chooser.judge(reading.logits, draft, position, self.tokens)
         mx.async_eval(verdict)
         self._unread = Flight(block.size, width, draft.forced, reading, verdict, launched_s, depth)
