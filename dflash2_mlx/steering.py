@@ -25,8 +25,7 @@ class Steering:
         self._passes = 0
         self._pilot, self._kind = None, kind_of("")
         if block_size == "auto" and self.effective.drafting and pair.tuning is not None:
-            recent = pair.tokenizer.decode(prompt[-RECENT:])
-            self._kind = "grammar" if grammar else kind_of(recent)
+            self._kind = "grammar" if grammar else kind_of(pair.tokenizer.decode(prompt[-RECENT:]))
             self._pilot = pair.tuning.pilot(self._kind)
 
     def width(self, conversation: Conversation) -> int:

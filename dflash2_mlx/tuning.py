@@ -164,9 +164,9 @@ class Tuning:
         if known is None or known.curve.widths != guess.widths:
             known = self._fresh
         self.known = replace(known, cap=self._fresh.cap)
-        self._set_costs()
+        self._set_live()
 
-    def _set_costs(self) -> None:
+    def _set_live(self) -> None:
         self._live = LiveCurve(self.known.curve)
         # Passes that walk a grammar on the host take longer: theirs are not the pair's times.
         self._live_grammar = LiveCurve(self.known.curve)
@@ -189,13 +189,13 @@ class Tuning:
     def measure(self, curve: Curve) -> bool:
         """Take over a curve that was measured; False when it could not be written."""
         self.known = replace(self.known, curve=curve, measured=True, when=_today())
-        self._set_costs()
+        self._set_live()
         return self.store.save(self.key, self.known)
 
     def forget(self) -> None:
         """Be as for a new pair; the file changes with the next thing that is kept."""
         self.known = self._fresh
-        self._set_costs()
+        self._set_live()
 
     def first_block(self) -> tuple[int, str]:
         """Where an answer starts, and why in words."""
