@@ -3,9 +3,8 @@
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from tiny import LLAMA, build_model
+from tiny import CPU, LLAMA, M4, build_model
 
-from dflash2_mlx.chip import Chip
 from dflash2_mlx.models.few_rows import (
     FEW,
     FewRowsEmbedding,
@@ -13,8 +12,6 @@ from dflash2_mlx.models.few_rows import (
     speed_up_few_rows,
 )
 
-CPU = Chip(True, "x86_64", None)
-M4 = Chip(False, "applegpu_g16s", 16)
 KINDS = {FewRowsLinear, FewRowsEmbedding}
 
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from test_config import logits_of, stored
-from tiny import LLAMA, build_model, tiny_drafter
+from tiny import CPU, LLAMA, M4, build_model, tiny_drafter
 
 from dflash2_mlx import precision
 from dflash2_mlx.chip import Chip, chip_of
@@ -21,8 +21,6 @@ from dflash2_mlx.precision import (
     set_target_precision,
 )
 
-CPU = Chip(True, "x86_64", None)
-M4 = Chip(False, "applegpu_g16s", 16)
 BIG, SMALL = 1_924_404_480, 22_800_000
 
 

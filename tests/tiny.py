@@ -11,12 +11,16 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 
+from dflash2_mlx.chip import Chip
 from dflash2_mlx.decode import Conversation
 from dflash2_mlx.models.config import DrafterConfig
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.pair import Pair, join
 from dflash2_mlx.target import Target
+
+CPU = Chip(True, "x86_64", None)
+M4 = Chip(False, "applegpu_g16s", 16)
 
 VOCAB, HIDDEN, NUM_LAYERS = 300, 64, 4
 END = 256
