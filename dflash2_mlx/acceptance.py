@@ -20,6 +20,8 @@ def accept_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
 def accept_equal(drafts: mx.array, choices: mx.array) -> mx.array:
     """The longest prefix of `drafts` `[L - 1]` that equals the target's `choices` `[L]`."""
     choices = choices.astype(mx.int32)
+    if drafts.size == 0:
+        return mx.concatenate([mx.zeros(1, dtype=mx.int32), choices])
     num_accepted = _prefix_length(drafts.astype(mx.int32) == choices[:-1])
     return mx.concatenate([num_accepted[None], choices])
 

@@ -89,7 +89,7 @@ class Flight:
     @property
     def anchor(self) -> mx.array:
         """The last token that it emits, `[1]` uint32."""
-        return mx.take(self.verdict, mx.array(self.kept)).reshape(1).astype(mx.uint32)
+        return self.verdict[self.kept].reshape(1).astype(mx.uint32)
 
 
 class Conversation:

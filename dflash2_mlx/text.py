@@ -4,7 +4,6 @@ mlx-lm's own detokenizers trim spaces and show special tokens, and `tokenizers`'
 on invalid bytes; both were tried. A window over the tokenizer's `decode` has neither fault.
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +11,13 @@ from typing import Any
 
 from dflash2_mlx.tags import tag_ids
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 
-# Past _WINDOW ids only the last _CONTEXT are kept. At one byte or more each, they hold the four
+# Of _WINDOW ids only the last _CONTEXT are kept. At one byte or more each, they hold the four
 # characters that fix how a leading space is cut and whether a character is still incomplete.
-_WINDOW = 48
+# More at once, or a pattern, would ask for over 1 KB of memory in one piece: then glibc first tidies
+# up the thousands of small ones that a pass has let go of, which takes 1 to 2 ms.
+_WINDOW = 32
 _CONTEXT = 16
 _MIN_CONTEXT_CHARS = 4
 
@@ -46,7 +46,7 @@ class Detokenizer:
         text = self._decode(self._ids)
         fresh = text[self._num_sent : _num_settled(text)]
         self._num_sent += len(fresh)
-        if len(self._ids) > _WINDOW:
+        if len(self._ids) >= _WINDOW:
             self._forget()
         return fresh
 
@@ -62,7 +62,7 @@ class Detokenizer:
         if self._token_of is None:
             return False
         token = self._token_of(self._ids[-1])
-        return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
+        return isinstance(token, str) and len(token) == 6 and token.startswith("<0x")
 
     def _forget(self) -> None:
         recent = self._ids[-_CONTEXT:]

@@ -167,7 +167,7 @@ class KVCache:
     def _visible(self, first: int) -> tuple[Any, Any]:
         """The rows of tokens from `first` on, of keys and of values."""
         rows = slice(first - self.start, self.high - self.start)
-        keys, values = (array[..., rows, :] for array in self.state)
+        keys, values = [array[:, :, rows] for array in self.state]
         return keys, values
 
     def _hold(self, arrays: Sequence[mx.array]) -> None:
@@ -178,7 +178,8 @@ class KVCache:
         """Write rows `[B, heads, L, ..]` behind those of `state`, one array for each."""
         held = self._with_room(new)
         # Not by item assignment, which would change the array that a snapshot refers to.
-        at = mx.array(self.offset - self.start).reshape(1)
+        offset = self.offset - self.start
+        at = mx.array([offset]) if isinstance(offset, int) else offset.reshape(1)
         pairs = zip(held, new, strict=True)
         self._hold([mx.slice_update(old, rows, at, axes=(2,)) for old, rows in pairs])
         self._fetched_from = self.first_visible

@@ -15,20 +15,23 @@ FEW = range(3, 8)  # rows for which it pays; fewer cost the same either way, mor
 class FewRowsLinear(nn.Linear):
     """A linear layer with the same results up to rounding."""
 
+    few: range  # sizes of inputs that have few rows
+
     def __call__(self, x: mx.array) -> mx.array:
         """`[.., D]` -> `[.., O]`."""
-        if _num_rows(x) not in FEW:
-            return super().__call__(x)
-        out = _from_left(self.weight, x)
-        return out + self.bias if "bias" in self else out
+        weight = self["weight"]
+        out = _from_left(weight, x) if x.size in self.few else x @ weight.T
+        return out + self["bias"] if "bias" in self else out
 
 
 class FewRowsEmbedding(nn.Embedding):
     """An embedding that may also be the head, with the same results up to rounding."""
 
+    few: range  # sizes of inputs that have few rows
+
     def as_linear(self, x: mx.array) -> mx.array:
         """`[.., D]` -> logits `[.., V]`."""
-        return _from_left(self.weight, x) if _num_rows(x) in FEW else super().as_linear(x)
+        return _from_left(self.weight, x) if x.size in self.few else super().as_linear(x)
 
 
 FASTER = {nn.Linear: FewRowsLinear, nn.Embedding: FewRowsEmbedding}
@@ -39,10 +42,8 @@ def speed_up_few_rows(model: nn.Module, chip: Chip) -> None:
     for _, module in model.named_modules() if chip.on_cpu else ():
         if type(module) in FASTER and module.weight.dtype == mx.float32:
             module.__class__ = FASTER[type(module)]
-
-
-def _num_rows(x: mx.array) -> int:
-    return x.size // x.shape[-1]
+            row = module.weight.shape[-1]
+            module.few = range(FEW.start * row, FEW.stop * row, row)
 
 
 def _from_left(weight: mx.array, x: mx.array) -> mx.array:
