@@ -34,6 +34,11 @@ DRAFTER = speed_option(
 DRAFTER_BITS = speed_option(
     metavar="BITS", help="Quantize the drafter to this many bits.", show_default="as stored"
 )
+DRAFT_BLOCK = speed_option(
+    metavar="N",
+    help="How many tokens a block has when the drafter fills it, even if fewer are checked.",
+    show_default="as many as are checked",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class LoadOptions:
     dtype: Annotated[DType, DTYPE] = "auto"
     drafter: Annotated[str | None, DRAFTER] = None
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
+    draft_block: Annotated[int | None, DRAFT_BLOCK] = None
 
     def load_pair(self, *, drafting: bool = True) -> "Pair":
         """The pair these options name; what was done to load it goes to stderr.
@@ -58,6 +64,7 @@ class LoadOptions:
                 self.model,
                 self.drafter if drafting else False,
                 drafter_bits=self.drafter_bits,
+                draft_block=self.draft_block,
                 dtype=None if self.dtype == "auto" else self.dtype,
                 progress=progress,
             )

@@ -47,8 +47,10 @@ class ModelOptions(LoadOptions):
     ] = False
 
     def __post_init__(self) -> None:
-        if self.no_draft and self.drafter is not None:
-            raise typer.BadParameter("cannot be used with --no-draft", param_hint="--drafter")
+        for name in ("drafter", "drafter_bits", "draft_block") if self.no_draft else ():
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter("cannot be used with --no-draft", param_hint=option)
         self.block()
 
     def block(self) -> int | Literal["auto"]:

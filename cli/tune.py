@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash2_mlx.cli.console import THEME, note, out, write
-from dflash2_mlx.cli.loading import DRAFTER, DRAFTER_BITS, DTYPE, MODEL, DType, LoadOptions
+from dflash2_mlx.cli.loading import (
+    DRAFT_BLOCK,
+    DRAFTER,
+    DRAFTER_BITS,
+    DTYPE,
+    MODEL,
+    DType,
+    LoadOptions,
+)
 from dflash2_mlx.cli.progress import show_progress
 
 if TYPE_CHECKING:
@@ -25,6 +33,7 @@ def tune(
     dtype: Annotated[DType, DTYPE] = "auto",
     drafter: Annotated[str | None, DRAFTER] = None,
     drafter_bits: Annotated[int | None, DRAFTER_BITS] = None,
+    draft_block: Annotated[int | None, DRAFT_BLOCK] = None,
     reset: Annotated[
         bool,
         typer.Option("--reset", help="First forget what was learned: of M, or of all without M."),
@@ -38,7 +47,7 @@ def tune(
     """
     if model is None:
         return _forget_all(reset, as_json)
-    options = LoadOptions(model, dtype, drafter, drafter_bits)
+    options = LoadOptions(model, dtype, drafter, drafter_bits, draft_block)
 
     from dflash2_mlx.measure import check_idle, measure
 

@@ -107,6 +107,11 @@ class Pair:
         return NO_LIMIT if self.drafter is None else self.drafter.config.max_position_embeddings
 
     @property
+    def draft_block(self) -> int:
+        """Rows that a draft fills at least, however few of them are verified."""
+        return 1 if self.drafter is None else self.drafter.draft_block
+
+    @property
     def state_key(self) -> str:
         """Names all that a state depends on besides its tokens."""
         parts = [f"mlx {version('mlx')}", *self.revisions]
@@ -213,6 +218,7 @@ def load_pair(
     drafter: str | Literal[False] | None = None,
     *,
     drafter_bits: int | None = None,
+    draft_block: int | None = None,
     dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Pair:
@@ -221,9 +227,16 @@ def load_pair(
     `target` and `drafter` are catalogue names, hub ids (`owner/name[@revision]`) or folders.
     `drafter` None takes the catalogue's for this target, False takes none. `dtype` of the target
     is auto (default), stored, float32 or bfloat16; `drafter_bits` are 4, 8, 16 or None (by size
-    and chip). Raises a `DFlashError` naming what does not fit: `OutOfMemory` before anything large
+    and chip). The drafter fills `draft_block` rows however few are verified, None: as many as are
+    verified. Raises a `DFlashError` naming what does not fit: `OutOfMemory` before anything large
     is read.
     """
+    why_plain = "turned off (--no-draft)"
+    if drafter is None:
+        drafter = target if target in load_catalogue() else False
+        why_plain = "no drafter is known for this target; name one with --drafter"
+    if drafter is False:
+        _check_no_drafter_needed(drafter_bits=drafter_bits, draft_block=draft_block)
     folder = target_folder(target, progress=progress)
     check_folders(folder)
     read = load_target(folder)
@@ -231,11 +244,6 @@ def load_pair(
     default_sampling, default_notes = sampling_defaults(folder)
     notes = [*read.notes, *default_notes, set_target_precision(model, dtype or "auto", this_chip())]
     config = _config(folder)
-    if drafter is None:
-        drafter = target if target in load_catalogue() else False
-        why_plain = "no drafter is known for this target; name one with --drafter"
-    else:
-        why_plain = "turned off (--no-draft)"
     revisions = [f"{target} {revision_of(folder)}"]
     if drafter is False:
         loaded, wrapped, drafter_name = None, Target(model), None
@@ -247,6 +255,8 @@ def load_pair(
         speed_up_few_rows(loaded, this_chip())
         wrapped = join(model, loaded)
         _check_vocabulary(draft_folder, tokenizer)
+        if draft_block is not None:
+            notes.append(set_draft_block(loaded, draft_block))
         drafter_name = _drafter_name(drafter)
         revisions.append(f"{drafter_name} {revision_of(draft_folder)}")
         notes.extend(loaded.notes)
@@ -279,8 +289,24 @@ def _tuning(pair: Pair) -> Tuning | None:
     guess = prior_curve(chip, target.bits, drafter.config.block_size, share)
     dtypes = dtype_name(target.dtype), dtype_name(drafter.dtype)
     bits = f"{target.bits}-bit {dtypes[0]} with {most_bits(drafter)}-bit {dtypes[1]}"
+    if drafter.draft_block > 1:
+        bits += f", {drafter.draft_block} rows drafted"
     key = tuning_key(chip, pair.revisions[0], pair.revisions[-1], bits)
     return Tuning(key, guess, quantized=target.quantized, store=Store())
+
+
+def set_draft_block(drafter: Drafter, rows: int) -> str:
+    """Let every draft fill this many rows; in words what that means.
+
+    Raises `InvalidRequest` for more than the drafter was trained for, or none to draft.
+    """
+    trained = drafter.config.block_size
+    if not 2 <= rows <= trained:
+        raise InvalidRequest(
+            f"draft block is {rows}, expected 2 to {trained}, which the drafter was trained for"
+        )
+    drafter.draft_block = rows
+    return f"every draft fills {rows} rows, however few of them are checked"
 
 
 def join(model: Any, drafter: Drafter) -> Target:
@@ -310,6 +336,13 @@ def end_tokens(tokenizer: Any, folder: Path) -> frozenset[int]:
 def with_seed(effective: Effective, seed: int) -> Effective:
     """The same state with the seed in force."""
     return replace(effective, seed=seed)
+
+
+def _check_no_drafter_needed(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidRequest(f"{option} is {value}, but no drafter runs; name one (--drafter)")
 
 
 def _check_vocabulary(folder: Path, tokenizer: Any) -> None:

@@ -66,6 +66,7 @@ def of_pair(pair: Pair) -> dict[str, Any]:
         "drafter": state.drafter,
         "drafter_revision": _drafter_revision(pair),
         "drafter_bits": state.drafter_bits,
+        "draft_block": None if drafter is None else drafter.draft_block,
         "drafter_dtype": None if drafter is None else dtype_name(drafter.dtype),
         "tuning": state.reason,
     }

@@ -34,7 +34,7 @@ class Steering:
             return 1
         depth, limit = conversation.reach, self._pair.drafter_limit
         width = self._pilot.choose(depth) if self._pilot else self.effective.block_size
-        if depth + width > limit:
+        if depth + max(width, self._pair.draft_block) > limit:
             self._stop(conversation, f"past the {limit} tokens the drafter can read")
             return 1
         return width

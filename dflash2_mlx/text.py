@@ -15,7 +15,7 @@ _REPLACEMENT = "\ufffd"
 
 # Of _WINDOW ids only the last _CONTEXT are kept. At one byte or more each, they hold the four
 # characters that fix how a leading space is cut and whether a character is still incomplete.
-# More at once, or a pattern, would ask for over 1 KB of memory in one piece: then glibc first tidies
+# A pattern or more ids at once would ask for 1 KB of memory in one piece: then glibc first tidies
 # up the thousands of small ones that a pass has let go of, which takes 1 to 2 ms.
 _WINDOW = 32
 _CONTEXT = 16

@@ -33,6 +33,7 @@ class Drafter(nn.Module):
         super().__init__()
         self.config = config
         self.notes: tuple[str, ...] = ()
+        self.draft_block = 1  # rows that a draft fills at least, however few are asked for
         dim = config.hidden_size
         self.fc = nn.Linear(len(config.target_layer_ids) * dim, dim, bias=False)
         self.hidden_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
@@ -101,9 +102,11 @@ class Drafter(nn.Module):
         """Candidates for `width - 1` tokens behind `anchor` `[1]`, taking in `taps` `[1, S, ..]`.
 
         `taps` are of the committed tokens before the anchor that the context has not seen (None: it
-        has seen all). One lazy graph: nothing is read back.
+        has seen all). One lazy graph: nothing is read back. With a wider `draft_block` the forward
+        has more rows; head and selector only see those asked for.
         """
-        hidden = self.hidden(context, taps, anchor, width)
+        rows = max(width, self.draft_block)
+        hidden = self.hidden(context, taps, anchor, rows)[: width - 1]
         logits = self.logits(hidden)
         if not self.config.selector_rank:
             return independent_rows(logits, min(NUM_CANDIDATES, self.config.vocab_size))

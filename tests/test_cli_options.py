@@ -18,6 +18,7 @@ LOADING = {
     "target": ("--model", "some/model", "some/model"),
     "drafter": ("--drafter", "some/drafter", "some/drafter"),
     "drafter_bits": ("--drafter-bits", "4", 4),
+    "draft_block": ("--draft-block", "8", 8),
     "dtype": ("--dtype", "bfloat16", "bfloat16"),
 }
 SAMPLING = {
@@ -164,7 +165,9 @@ def test_without_options_the_engine_decides(run: Any) -> None:
     engine, _ = run()
     (load,), (request,) = engine.loads, engine.requests
     assert callable(load.pop("progress"))
-    assert load == {"target": "tiny", "drafter": None, "drafter_bits": None, "dtype": None}
+    assert load == {"target": "tiny"} | dict.fromkeys(
+        ["drafter", "drafter_bits", "draft_block", "dtype"]
+    )
     assert request["sampling"] == SamplingParams()
     assert request["max_tokens"] is None
     assert request["block_size"] == "auto"
@@ -184,6 +187,9 @@ def test_stop_strings_keep_their_number_and_order(run: Any) -> None:
     "options",
     [
         ("--drafter", "d", "--no-draft"),
+        ("--drafter-bits", "4", "--no-draft"),
+        ("--draft-block", "4", "--no-draft"),
+        ("--draft-block", "four"),
         ("--block-size", "four"),
         ("--temperature", "warm"),
         ("--max-tokens", "many"),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from tiny import DRAFTER, LLAMA, build_model, tiny_drafter, tiny_target
 
 from dflash2_mlx import targets
-from dflash2_mlx.errors import BadCheckpoint
+from dflash2_mlx.errors import BadCheckpoint, InvalidRequest
 from dflash2_mlx.models.quantize import save
 from dflash2_mlx.pair import load_pair
 from dflash2_mlx.targets import LoadedTarget, load_target
@@ -190,3 +190,29 @@ def test_a_pair_passes_on_the_notes_of_both_halves(
         "drafter: ignored 1 tensor that the target has itself (first embed_tokens.weight)",
     )
     assert pair.effective().drafting
+
+
+def test_a_draft_block_is_announced_and_has_times_of_its_own(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    save(tiny_drafter(), DRAFTER, tmp_path / "drafter")
+    target = str(saved(tiny_target(), {"model_type": "llama", **LLAMA}, {}))
+    usual, pair = (
+        load_pair(target, str(tmp_path / "drafter"), draft_block=rows) for rows in (None, 4)
+    )
+    assert (usual.draft_block, pair.draft_block) == (1, 4)
+    note = "every draft fills 4 rows, however few of them are checked"
+    assert set(pair.notes) - set(usual.notes) == {note}
+    assert usual.tuning
+    assert pair.tuning
+    assert pair.tuning.key == usual.tuning.key + ", 4 rows drafted"
+
+
+@pytest.mark.parametrize("option", ["drafter_bits", "draft_block"])
+@pytest.mark.parametrize("drafter", [None, False])
+def test_what_is_asked_of_a_drafter_needs_one(
+    saved: Callable[..., Path], drafter: Literal[False] | None, option: str
+) -> None:
+    target = str(saved(tiny_target(), {"model_type": "llama", **LLAMA}, {}))
+    with pytest.raises(InvalidRequest, match=f"--{option.replace('_', '-')} is 4, but no drafter"):
+        load_pair(target, drafter, **{option: 4})

@@ -150,6 +150,7 @@ class ScriptedDrafter(nn.Module):
 
     context_rows = None
     dtype = mx.float32
+    draft_block = 1
 
     def __init__(self, script: Callable[[int, int], Sequence[int]], block_size: int = 8) -> None:
         super().__init__()
