@@ -15,8 +15,9 @@ from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.randomness import Position
 from dflash2_mlx.reuse import Reuse
 from dflash2_mlx.target import Reading, Target
+from dflash2_mlx.unseen import Unseen
 
-MAX_UNSEEN = 256  # passes that a parked drafter lags behind before it catches up
+MAX_UNSEEN = 256  # tokens that a parked drafter lags behind before it catches up
 MAX_PAUSE = 0.1  # of a pass: a reader that held us longer hides what the pass took
 FORCED_ROWS = 5  # of a pass whose drafts are certain: one read of quantized weights (qmv_wide)
 
@@ -107,7 +108,7 @@ class Conversation:
         self.caches = target.make_caches()
         self.context = drafter.make_context() if drafter else []
         self.tokens: list[int] = []  # all committed tokens, the anchor last
-        self._unseen: list[mx.array] = []  # taps that the drafter's context has not taken in
+        self._unseen = Unseen()
         self._late: Flight | None = None  # the same of a pass of which only the device knows more
         self._unread: Flight | None = None  # the pass launched last
         self._taken: Flight | None = None  # the last one whose rows were taken in
@@ -193,7 +194,7 @@ class Conversation:
         block = mx.concatenate([anchor, draft.tokens])
         reading = self._forward(block)
         verdict = self.chooser.judge(reading.logits, draft, position, self.tokens)
-        mx.async_eval(verdict)
+        mx.async_eval(verdict, *self._unseen.state)
         self._unread = Flight(block.size, width, draft.forced, reading, verdict, launched_s, depth)
         return self._unread
 
@@ -247,14 +248,13 @@ class Conversation:
     def _keep_taps(self, flight: Flight, kept: int) -> None:
         if self.drafter and kept and flight.reading.taps is not None:
             taps = flight.reading.taps
-            self._unseen.append(taps if kept == flight.width else taps[:, :kept])
+            self._unseen.add(taps if kept == flight.width else taps[:, :kept])
 
     def _see(self) -> None:
         """Let the drafter's context take in what it has not seen."""
         assert self.drafter is not None
-        if self._unseen:
-            self.drafter.extend(self.context, mx.concatenate(self._unseen, axis=1))
-            self._unseen = []
+        if (taps := self._unseen.take()) is not None:
+            self.drafter.extend(self.context, taps)
         if self._late and self._late.reading.taps is not None:
             self.drafter.extend(self.context, self._late.reading.taps)
             offset, low = self.length + self._late.kept, self.length + 1
@@ -264,7 +264,7 @@ class Conversation:
 
     def stop_drafting(self) -> None:
         """Go on with plain decoding and forget the drafter's context."""
-        self.drafter, self.context, self._unseen, self._late = None, [], [], None
+        self.drafter, self.context, self._unseen, self._late = None, [], Unseen(), None
 
     def close(self, flight: Flight | None) -> None:
         """Leave sound caches behind, whatever was in flight."""

@@ -138,6 +138,7 @@ class LiveCurve:
 
     def __init__(self, stored: Curve) -> None:
         self._stored = stored
+        self._curve: Curve | None = None  # the costs to decide by, until a pass changes them
         self._live: dict[int, float] = {}  # measured over stored
         self._seen: dict[int, int] = {}
 
@@ -146,6 +147,7 @@ class LiveCurve:
         if width not in self._stored.base_ms:
             return
         self._seen[width] = self._seen.get(width, 0) + 1
+        self._curve = None
         ratio = ms / self._stored.ms(width, depth)
         before = self._live.get(width)
         if before is None:
@@ -168,14 +170,16 @@ class LiveCurve:
     @property
     def curve(self) -> Curve:
         """The costs to decide by now."""
-        scale, nearest = {}, self._live.get(1, 1.0)
-        for width in self._stored.widths:
-            nearest = self._live.get(width, nearest)
-            scale[width] = nearest
-        return Curve(
-            {width: ms * scale[width] for width, ms in self._stored.base_ms.items()},
-            {width: ms * scale[width] for width, ms in self._stored.slope_ms.items()},
-        )
+        if self._curve is None:
+            scale, nearest = {}, self._live.get(1, 1.0)
+            for width in self._stored.widths:
+                nearest = self._live.get(width, nearest)
+                scale[width] = nearest
+            self._curve = Curve(
+                {width: ms * scale[width] for width, ms in self._stored.base_ms.items()},
+                {width: ms * scale[width] for width, ms in self._stored.slope_ms.items()},
+            )
+        return self._curve
 
 
 @dataclass(slots=True)
@@ -244,7 +248,7 @@ class Pilot:
         best = self._best(curve, depth)
         # Back to plain decoding at once: that is the promise. Anything else has to be worth it.
         needed = 0.0 if best == 1 else MIN_GAIN
-        if self._running is None or self._gain(curve, best, depth) > needed:
+        if self._running is None or self._gain(curve, best, depth, over=self._running) > needed:
             self._running = best
         if self._running > 1:
             parking.plain_passes, parking.patience = 0, FIRST_PROBE
@@ -352,11 +356,13 @@ class Pilot:
         if self.parked:
             return f"parked: drafting would run at {gain:.2f}x of plain decoding (block {best})"
         width = self._running or best
-        if gain < 1.0:
+        open_ = curve.only(lambda w: self._cap is None or w <= max(self._cap, width))
+        likeliest = best_width(open_, self.acceptance, depth)
+        if gain < 1.0 or self._gain(curve, likeliest, depth, over=width) > MIN_GAIN:
             return f"block {width}, to see how many drafts stand in this text"
         lifted = f", more than {self._cap} rows by measured times" if self.cap_lifted else ""
         return f"block {width}, expected {gain:.2f}x of plain decoding{lifted}"
 
-    def _gain(self, curve: Curve, width: int, depth: int) -> float:
-        running = tokens_per_ms(curve, self.acceptance, self._running or 1, depth)
-        return tokens_per_ms(curve, self.acceptance, width, depth) / running - 1.0
+    def _gain(self, curve: Curve, width: int, depth: int, *, over: int) -> float:
+        before = tokens_per_ms(curve, self.acceptance, over, depth)
+        return tokens_per_ms(curve, self.acceptance, width, depth) / before - 1.0

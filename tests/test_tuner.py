@@ -197,6 +197,15 @@ def test_a_running_block_is_described_with_its_gain() -> None:
     assert pilot.describe(DEPTH) == "block 4, expected 2.26x of plain decoding"
 
 
+def test_a_block_that_others_are_expected_to_beat_runs_to_find_out() -> None:
+    """Nothing was tried yet, so the widest gets the benefit of the doubt."""
+    curve = Curve({1: 10.0, 2: 11.5, 4: 13.0, 8: 20.0})
+    pilot = Pilot(LiveCurve(curve), Acceptance.unknown(PLACES), measured=True)
+    assert pilot.choose(DEPTH) == 8
+    assert best_width(curve, pilot.acceptance, DEPTH) == 4
+    assert pilot.describe(DEPTH) == "block 8, to see how many drafts stand in this text"
+
+
 def test_a_block_that_runs_to_find_out_is_not_described_as_a_gain() -> None:
     pilot = Pilot(LiveCurve(Curve({1: 10.0, 4: 30.0})), Acceptance.unknown(PLACES), measured=True)
     assert pilot.choose(DEPTH) == 4
