@@ -315,10 +315,13 @@ def decode(
                 width = min(choose_width(), remaining - 1)
                 following = conversation.launch(width, behind=flight)
             verdict = conversation.chooser.read(flight.verdict, flight.width)
+            was_ahead = flight.launched_s < read_s
             since_s, read_s = max(flight.launched_s, read_s), time.perf_counter()
             widths = {last_width, flight.width, following.width if following else flight.width}
             last_width = flight.width
-            pass_s = _pass_time(flight, read_s - since_s, paused_s) if len(widths) == 1 else None
+            # Of passes that overlap, only one between two others is seen from its start to its end.
+            tells = len(widths) == 1 and was_ahead == (following is not None)
+            pass_s = _pass_time(flight, read_s - since_s, paused_s) if tells else None
             tokens, reason = _cut(verdict.tokens, remaining, end_tokens)
             conversation.commit(flight, tokens)
             remaining -= len(tokens)

@@ -301,9 +301,27 @@ def test_a_reader_that_held_the_loop_hides_what_a_pass_took(
     for step in decode(conversation, lambda: 1, max_tokens=8, end_tokens=()):
         timed.append(step.pass_s is not None)
         now[0] += 5.0 if len(timed) == 4 else 0.0
-    # The first pass is warm-up; the one in flight while the fourth was read has no time.
-    assert timed == [False, True, True, True, False, True, True, True]
+    # The first pass is warm-up, the one in flight while the fourth was read has no time, and while
+    # the last one ran no other was launched.
+    assert timed == [False, True, True, True, False, True, True, False]
     assert MAX_PAUSE < 1
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.0], ids=["launched ahead", "read in between"])
+def test_a_pass_that_nothing_was_launched_behind_tells_no_time(tolerance: float | None) -> None:
+    """Such a one is short: most of it went by before the read of the one before it."""
+    drafter = ScriptedDrafter(lambda position, width: [0] * (width - 1))  # none of them stands
+    target = Target(tiny_target(), taps=[0])
+    chooser = Chooser(
+        SamplingParams(), Randomness.from_seed(0), target.vocab_size, tolerance=tolerance
+    )
+    conversation = Conversation(target, drafter, chooser)
+    conversation.prefill(PROMPT)
+    steps = list(decode(conversation, lambda: 4, max_tokens=12, end_tokens=()))
+    wide = [step.pass_s is not None for step in steps if step.drafted == 3]
+    assert len(wide) > 4
+    assert wide[1:-2] == [True] * (len(wide) - 3)
+    assert wide[-1] == (tolerance is not None)
 
 
 def test_sampled_answers_are_steered_too(
