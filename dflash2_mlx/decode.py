@@ -15,9 +15,8 @@ from dflash2_mlx.models.selector import Trellis
 from dflash2_mlx.randomness import Position
 from dflash2_mlx.reuse import Reuse
 from dflash2_mlx.target import Reading, Target
-from dflash2_mlx.unseen import Unseen
+from dflash2_mlx.unseen import MAX_UNSEEN, Unseen
 
-MAX_UNSEEN = 256  # tokens that a parked drafter lags behind before it catches up
 MAX_PAUSE = 0.1  # of a pass: a reader that held us longer hides what the pass took
 FORCED_ROWS = 5  # of a pass whose drafts are certain: one read of quantized weights (qmv_wide)
 

@@ -7,10 +7,13 @@ on invalid bytes; both were tried. A window over the tokenizer's `decode` has ne
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from string import hexdigits
 from typing import Any
 
 from dflash2_mlx.tags import tag_ids
 
+_BYTE_TOKENS = frozenset(f"<0x{high}{low}>" for high, low in product(hexdigits, repeat=2))
 _REPLACEMENT = "\ufffd"
 
 # Of _WINDOW ids only the last _CONTEXT are kept. At one byte or more each, they hold the four
@@ -62,7 +65,7 @@ class Detokenizer:
         if self._token_of is None:
             return False
         token = self._token_of(self._ids[-1])
-        return isinstance(token, str) and len(token) == 6 and token.startswith("<0x")
+        return token in _BYTE_TOKENS
 
     def _forget(self) -> None:
         recent = self._ids[-_CONTEXT:]

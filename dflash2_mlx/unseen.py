@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-ROOM = 256  # rows that a buffer has room for before it grows
+MAX_UNSEEN = 256  # tokens that a parked drafter lags behind before it catches up
 
 
 class Unseen:
@@ -31,7 +31,7 @@ class Unseen:
             self._rows = taps
         else:
             if num_rows > self._rows.shape[1]:
-                room = mx.zeros((1, ROOM, taps.shape[2]), dtype=taps.dtype)
+                room = mx.zeros((1, MAX_UNSEEN, taps.shape[2]), dtype=taps.dtype)
                 self._rows = mx.concatenate([self._rows[:, : self._num_rows], room], axis=1)
             at = mx.array([self._num_rows])
             self._rows = mx.slice_update(self._rows, taps, at, axes=(1,))

@@ -23,13 +23,14 @@ from tiny import (
 import dflash2_mlx.decode
 from dflash2_mlx import SamplingParams, generate, stream_generate
 from dflash2_mlx.chooser import Chooser, Verdict
-from dflash2_mlx.decode import MAX_PAUSE, MAX_UNSEEN, Conversation, decode
+from dflash2_mlx.decode import MAX_PAUSE, Conversation, decode
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.pair import Pair, join
 from dflash2_mlx.randomness import Randomness
 from dflash2_mlx.target import Target
 from dflash2_mlx.tuner import Curve, Pilot
 from dflash2_mlx.tuning import Store, Tuning
+from dflash2_mlx.unseen import MAX_UNSEEN
 
 PROMPT = list(b"A prompt that is longer than every window.")
 GUESS = Curve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.7})

@@ -8,7 +8,7 @@ from tiny import tiny_pair
 
 from dflash2_mlx.counting import num_nodes
 from dflash2_mlx.decode import Conversation
-from dflash2_mlx.unseen import ROOM, Unseen
+from dflash2_mlx.unseen import MAX_UNSEEN, Unseen
 
 WIDTH = 6
 PROMPT = list(b"A prompt.")
@@ -47,12 +47,12 @@ def test_rows_taken_are_not_changed_by_later_ones() -> None:
 
 def test_a_buffer_is_written_in_place_and_holds_on_to_nothing_else() -> None:
     unseen, shapes = Unseen(), set()
-    for first in range(ROOM):
+    for first in range(MAX_UNSEEN):
         unseen.add(taps(first, 1))
         mx.eval(unseen.state)
         assert num_nodes(*unseen.state) <= 1
         shapes.add(unseen.state[0].shape)
-    assert shapes == {(1, 1, WIDTH), (1, 1 + ROOM, WIDTH)}
+    assert shapes == {(1, 1, WIDTH), (1, 1 + MAX_UNSEEN, WIDTH)}
 
 
 @pytest.mark.parametrize("width", [1, 4])
