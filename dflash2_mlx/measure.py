@@ -9,12 +9,12 @@ from functools import partial
 
 import mlx.core as mx
 
+from dflash2_mlx.curve import Curve
 from dflash2_mlx.decode import Conversation
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import Progress
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.parity import load_prompts
-from dflash2_mlx.tuner import Curve
 
 SHALLOW = 128  # tokens of context at which the first times are taken
 MIN_DEEP, MAX_DEEP = 1024, 4096  # and the second

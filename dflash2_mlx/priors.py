@@ -1,7 +1,7 @@
 """What a pass probably costs on a chip where nothing was measured yet."""
 
 from dflash2_mlx.chip import Chip
-from dflash2_mlx.tuner import Curve
+from dflash2_mlx.curve import Curve
 
 # Verify rows -> time relative to one row, whole targets. Sources: "apple linear" is MLX's dispatch
 # for M1 and M2 (one weight read per row up to 5, tiles from 6 rows on; mlx quantized.cpp);

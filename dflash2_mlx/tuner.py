@@ -5,16 +5,17 @@ accepted in earlier passes, never at a token it decides about, so sampling stays
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+from dflash2_mlx.curve import Curve, LiveCurve
 
 MIN_GAIN = 0.03  # another block must promise this much more before it replaces the running one
 FIRST_PROBE = 64  # plain passes before the drafter is looked at again; doubles with every failure
-LAST_PROBE = 256
+LAST_PROBE = 128
 PROBE_PASSES = 8  # passes in which a probe has to pay before drafting is taken up again
 EXPLORED = 4  # passes of a width in a row, of which the middle ones tell its time
-KNOWN = 2  # times of a width before it counts as known
-PLAIN_DUE = range(16, 19)  # passes of an answer that time plain decoding, if no earlier one did
+PLAIN_DUE = range(16, 19)  # passes that time plain decoding, where that was not done lately,
+PLAIN_EVERY = 128  # of so many
 OPTIMISM = 0.15  # added to every acceptance rate when a width is given up before it was timed
 QUANTIZED_CAP = 5  # rows that MLX's wide quantized kernel serves with one read of the weights
 CAP_LIFT = 0.05  # more tokens per ms that wider passes must show, measured, to lift the cap
@@ -24,32 +25,6 @@ REMEMBERED = 8.0  # passes that earlier answers of the pair count for
 DOUBT = 0.4  # optimism about acceptance after n passes is DOUBT / (1 + n)
 MEMORY = 32.0  # passes after which old acceptance has faded within an answer
 LASTING = 64.0  # drafted passes after which earlier answers of a kind have
-TIME_STEP = 0.2  # how fast a live time replaces the one before
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Milliseconds of a whole pass of each width at depth 0, and how they grow with the context.
-
-    `base_ms[L]` for L = 1 is plain decoding; for L > 1 it includes proposing. `slope_ms[L]` is per
-    thousand tokens of context. Both hold exactly the widths that may run.
-    """
-
-    base_ms: dict[int, float]
-    slope_ms: dict[int, float] = field(default_factory=dict)
-
-    def ms(self, width: int, depth: int) -> float:
-        """The cost of one pass behind `depth` committed tokens."""
-        return self.base_ms[width] + self.slope_ms.get(width, 0.0) * depth / 1000
-
-    @property
-    def widths(self) -> list[int]:
-        """Widths that may run, in order."""
-        return sorted(self.base_ms)
-
-    def only(self, keep: Callable[[int], bool]) -> "Curve":
-        """The same curve over fewer widths."""
-        return Curve({w: ms for w, ms in self.base_ms.items() if keep(w)}, self.slope_ms)
 
 
 @dataclass(slots=True)
@@ -129,59 +104,6 @@ def best_width(curve: Curve, acceptance: Acceptance, depth: int, optimism: float
     )
 
 
-class LiveCurve:
-    """A stored curve corrected by the times of this process.
-
-    A width measured here has its own time; another one is scaled as the next narrower one was,
-    since heat, load and the kernels of a chip slow neighbours together.
-    """
-
-    def __init__(self, stored: Curve) -> None:
-        self._stored = stored
-        self._curve: Curve | None = None  # the costs to decide by, until a pass changes them
-        self._live: dict[int, float] = {}  # measured over stored
-        self._seen: dict[int, int] = {}
-
-    def watch(self, width: int, depth: int, ms: float) -> None:
-        """Take in the time of one pass."""
-        if width not in self._stored.base_ms:
-            return
-        self._seen[width] = self._seen.get(width, 0) + 1
-        self._curve = None
-        ratio = ms / self._stored.ms(width, depth)
-        before = self._live.get(width)
-        if before is None:
-            self._live[width] = ratio
-        elif self._seen[width] <= KNOWN:
-            self._live[width] = min(before, ratio)  # few times: the fastest has least noise
-        else:
-            # One slow pass (another program woke up) must not look like a slow width.
-            ratio = min(ratio, 2.0 * before)
-            self._live[width] = before + TIME_STEP * (ratio - before)
-
-    def timed(self, width: int) -> bool:
-        """Whether this width has a time of its own."""
-        return width in self._live
-
-    def known(self, width: int) -> bool:
-        """Whether enough passes of this width were timed."""
-        return self._seen.get(width, 0) >= KNOWN
-
-    @property
-    def curve(self) -> Curve:
-        """The costs to decide by now."""
-        if self._curve is None:
-            scale, nearest = {}, self._live.get(1, 1.0)
-            for width in self._stored.widths:
-                nearest = self._live.get(width, nearest)
-                scale[width] = nearest
-            self._curve = Curve(
-                {width: ms * scale[width] for width, ms in self._stored.base_ms.items()},
-                {width: ms * scale[width] for width, ms in self._stored.slope_ms.items()},
-            )
-        return self._curve
-
-
 @dataclass(slots=True)
 class Probe:
     """A look at whether drafting pays again: goes on for as long as it has paid for itself.
@@ -240,8 +162,8 @@ class Pilot:
         self._passes += 1
         if (width := self._to_explore(depth)) is not None:
             return width
-        if self._passes in PLAIN_DUE and not self._live.timed(1):
-            return 1  # or a stored time that is too long would never be corrected
+        if self._passes % PLAIN_EVERY in PLAIN_DUE and self._plain_is_due(depth):
+            return 1
         curve, parking = self._live.curve, self._parking
         if self._probe:
             return self._look(self._probe, curve, depth)
@@ -280,6 +202,13 @@ class Pilot:
             else:
                 return self._unexplored.pop(0)
         return None
+
+    def _plain_is_due(self, depth: int) -> bool:
+        """Whether plain decoding may be faster than its times say; or nobody would ever know."""
+        if self._live.stale(1) or self._running in (None, 1):
+            return self._live.stale(1)
+        gain = self._gain(self._live.curve, self._running, depth, over=1)
+        return math.log1p(gain) < 2 * self._live.doubt(1)
 
     def _hopeless(self, width: int, depth: int) -> bool:
         """Whether a timed width loses to plain decoding even if more drafts stood than so far."""

@@ -18,17 +18,10 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from dflash2_mlx.chip import Chip
+from dflash2_mlx.curve import Curve, LiveCurve
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root, read_object, write_object
-from dflash2_mlx.tuner import (
-    QUANTIZED_CAP,
-    Acceptance,
-    Curve,
-    LiveCurve,
-    Parking,
-    Pilot,
-    best_width,
-)
+from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Parking, Pilot, best_width
 
 Kind = Literal["code", "maths", "prose", "grammar"]
 KINDS: tuple[Kind, ...] = ("code", "maths", "prose", "grammar")  # the last: answers held to a form
@@ -66,7 +59,7 @@ class Known:
     ) -> Pilot:
         """A pilot for one answer; `live` has the times of this process, `parking` earlier parks."""
         acceptance = self.acceptance[kind].remembered()
-        live = live or LiveCurve(self.curve)
+        live = live or LiveCurve(self.curve, measured=self.measured)
         return Pilot(live, acceptance, measured=self.measured, cap=self.cap, parking=parking)
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,9 +160,9 @@ class Tuning:
         self._set_live()
 
     def _set_live(self) -> None:
-        self._live = LiveCurve(self.known.curve)
+        self._live = LiveCurve(self.known.curve, measured=self.known.measured)
         # Passes that walk a grammar on the host take longer: theirs are not the pair's times.
-        self._live_grammar = LiveCurve(self.known.curve)
+        self._live_grammar = LiveCurve(self.known.curve, measured=self.known.measured)
         self._parking = {kind: Parking() for kind in KINDS}  # or short answers would never probe
 
     def pilot(self, kind: Kind) -> Pilot:

@@ -6,14 +6,16 @@ Acceptance is a run length per position of a text: how many drafts in a row woul
 """
 
 import json
+import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2_mlx.chip import Chip
+from dflash2_mlx.curve import Curve
 from dflash2_mlx.priors import prior_curve
-from dflash2_mlx.tuner import Curve, Pilot
+from dflash2_mlx.tuner import Pilot
 
 DRAFT = 0.13  # of a plain pass: a 4-bit drafter of 2 B parameters beside a 4-bit target of 27 B
 
@@ -51,6 +53,29 @@ TEXTS = {"copy": 0.95, "maths": 0.885, "code": 0.85, "chat": 0.8, "prose": 0.65,
 RECORDED: dict[str, list[str]] = json.loads(
     Path(__file__).with_name("recorded_runs.json").read_text("utf-8")
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How times of passes differ from what they should be, as shares: each by itself (`noise`), and
+    all for a while (`wander`, which keeps `lasting` of itself from pass to pass)."""
+
+    noise: float
+    wander: float = 0.0
+    lasting: float = 0.98
+    seed: int = 1
+
+    def slowness(self) -> Iterator[float]:
+        """What the time of each next pass is multiplied by."""
+        choose = random.Random(self.seed)
+        mood = choose.gauss(0, self.wander)
+        while True:
+            yield math.exp(mood + choose.gauss(0, self.noise))
+            step = math.sqrt(1 - self.lasting**2) * self.wander
+            mood = self.lasting * mood + choose.gauss(0, step)
+
+
+QUIET = Machine(noise=0.03)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +132,31 @@ def run_lengths(rate: float, num_tokens: int, seed: int, longest: int = BLOCK - 
 
 
 def replay(
-    pilot: Pilot, true: Curve, runs: Sequence[int], num_tokens: int, depth: int, noise: float = 0.03
+    pilot: Pilot,
+    true: Curve,
+    runs: Sequence[int],
+    num_tokens: int,
+    depth: int,
+    machine: Machine = QUIET,
 ) -> Outcome:
-    """Let a pilot choose through a text, its passes timed with some noise.
+    """Let a pilot choose through a text, its passes timed on a machine that has moods.
 
     As in the engine, the first pass is plain, a width is chosen before the pilot has heard what
     came of the pass before, and only passes between others of their width are timed.
     """
-    jitter = random.Random(1)
+    slowness = machine.slowness()
     done, time, widths, width = 0, 0.0, [0], 1
     while done < num_tokens:
         here = depth + done
         stood = min(runs[done], width - 1)
-        ms = true.ms(width, here) * (1 + noise * jitter.gauss(0, 1))
+        ms = true.ms(width, here)
         widths.append(width)
         done, time, last = done + stood + 1, time + ms, width
         width = min(pilot.choose(depth + done), max(1, num_tokens - done))
         width = width if width in true.base_ms else 1
         is_timed = widths[-2] == last == width
-        pilot.watch(last, here, stood, ms if is_timed else None)
+        seen_ms = ms * next(slowness)
+        pilot.watch(last, here, stood, seen_ms if is_timed else None)
     plain = sum(true.ms(1, depth + position) for position in range(num_tokens))
     oracle = min(fixed(true, runs, num_tokens, depth, width) for width in true.widths)
     return Outcome(time, plain, oracle, pilot.probes, tuple(widths[1:]))

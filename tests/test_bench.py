@@ -31,12 +31,12 @@ from dflash2_mlx.bench import (
 )
 from dflash2_mlx.bench_figures import ALL, check, differences, figures, looping_kinds, verdict
 from dflash2_mlx.bench_report import report
+from dflash2_mlx.curve import Curve
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.parity import Prompt
 from dflash2_mlx.setting import PUBLISHED, compared_with_published
 from dflash2_mlx.target import Target
-from dflash2_mlx.tuner import Curve
 from dflash2_mlx.tuning import Store, Tuning
 
 

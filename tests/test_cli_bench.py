@@ -14,10 +14,10 @@ from dflash2_mlx import bench as running
 from dflash2_mlx import reference
 from dflash2_mlx.bench import REFERENCE, Answer, Contender, Pass
 from dflash2_mlx.cli.app import app
+from dflash2_mlx.curve import Curve
 from dflash2_mlx.errors import DFlashError, InvalidRequest
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.target import Target
-from dflash2_mlx.tuner import Curve
 
 __all__ = ["plain_mlx_lm"]  # a fixture of every test here
 

@@ -11,10 +11,11 @@ from typer.testing import CliRunner, Result
 from dflash2_mlx import measure as measuring
 from dflash2_mlx.chip import this_chip
 from dflash2_mlx.cli.app import app
+from dflash2_mlx.curve import Curve
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.measure import Measurement, Parts
 from dflash2_mlx.pair import Pair
-from dflash2_mlx.tuner import Acceptance, Curve
+from dflash2_mlx.tuner import Acceptance
 from dflash2_mlx.tuning import KINDS, Known, Store, Tuning, tuning_key
 
 GUESS = Curve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.7})

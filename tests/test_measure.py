@@ -9,6 +9,7 @@ import pytest
 from tiny import VOCAB, pair_of, tiny_pair, tiny_target
 
 from dflash2_mlx import measure as measuring
+from dflash2_mlx.curve import Curve
 from dflash2_mlx.decode import Conversation
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.measure import (
@@ -29,7 +30,6 @@ from dflash2_mlx.measure import (
 )
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.target import Target
-from dflash2_mlx.tuner import Curve
 from dflash2_mlx.tuning import Store, Tuning
 
 GUESS = Curve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.7})

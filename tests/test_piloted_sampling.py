@@ -19,8 +19,9 @@ from draws import (
 )
 from toy import toy
 
+from dflash2_mlx.curve import Curve, LiveCurve
 from dflash2_mlx.sampling import SamplingParams
-from dflash2_mlx.tuner import Acceptance, Curve, LiveCurve, Pilot
+from dflash2_mlx.tuner import Acceptance, Pilot
 
 NUM_DRAWS = 100_000
 PARAMS = SamplingParams(temperature=1.0, top_k=4)

@@ -12,6 +12,7 @@ from simulator import (
     RECORDED,
     SEEN_AS,
     TEXTS,
+    Machine,
     Outcome,
     curve_of,
     guess_of,
@@ -20,14 +21,8 @@ from simulator import (
     run_lengths,
 )
 
-from dflash2_mlx.tuner import (
-    QUANTIZED_CAP,
-    Acceptance,
-    Curve,
-    LiveCurve,
-    Pilot,
-    tokens_per_ms,
-)
+from dflash2_mlx.curve import Curve, LiveCurve
+from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Pilot, tokens_per_ms
 
 DEPTHS = (500, 16_000)
 NUM_TOKENS = 600
@@ -126,6 +121,21 @@ def test_a_second_answer_starts_with_its_block() -> None:
     assert statistics.mean(behind) <= MAX_REGRET
 
 
+# A machine whose speed wanders
+
+
+def test_a_wandering_machine_costs_little_and_no_promise() -> None:
+    """Two cores of a busy server: its moods are not taken for costs of widths."""
+    found = []
+    for seed, (chip, text, depth) in enumerate(CASES):
+        runs = run_lengths(TEXTS[text], NUM_TOKENS, seed)
+        pilot = pilot_on(chip, LiveCurve(curve_of(chip)), measured=True, before=None)
+        machine = Machine(noise=0.1, wander=0.15, lasting=0.995, seed=seed)
+        found.append(replay(pilot, curve_of(chip), runs, NUM_TOKENS, depth, machine))
+    assert statistics.mean(outcome.regret for outcome in found) <= 0.02
+    assert min(outcome.speedup for outcome in found) >= MIN_SPEEDUP
+
+
 # Texts that change
 
 
@@ -159,7 +169,7 @@ def test_drafting_is_taken_up_again_when_a_text_allows_it() -> None:
         pilot = pilot_on(chip, LiveCurve(curve_of(chip)), measured=True, before=None)
         outcome = replay(pilot, curve_of(chip), runs, 1500, 500)
         assert not pilot.parked
-        assert set(outcome.widths[-50:]).isdisjoint({1})
+        assert set(outcome.widths[-50:-2]).isdisjoint({1})  # the end of the text cuts the last ones
 
 
 # The demo pair, recorded

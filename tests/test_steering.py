@@ -23,12 +23,13 @@ from tiny import (
 import dflash2_mlx.decode
 from dflash2_mlx import SamplingParams, generate, stream_generate
 from dflash2_mlx.chooser import Chooser, Verdict
+from dflash2_mlx.curve import Curve
 from dflash2_mlx.decode import MAX_PAUSE, Conversation, decode
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.pair import Pair, join
 from dflash2_mlx.randomness import Randomness
 from dflash2_mlx.target import Target
-from dflash2_mlx.tuner import Curve, Pilot
+from dflash2_mlx.tuner import Pilot
 from dflash2_mlx.tuning import Store, Tuning
 from dflash2_mlx.unseen import MAX_UNSEEN
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dflash2_mlx.chip import Chip
-from dflash2_mlx.tuner import Acceptance, Curve, Pilot
+from dflash2_mlx.curve import Curve
+from dflash2_mlx.tuner import Acceptance, Pilot
 from dflash2_mlx.tuning import FEW_PASSES, KINDS, Known, Store, Tuning, kind_of, tuning_key
 
 GUESS = Curve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.7}, {1: 0.01})
