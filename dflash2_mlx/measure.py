@@ -20,7 +20,7 @@ SHALLOW = 128  # tokens of context at which the first times are taken
 MIN_DEEP, MAX_DEEP = 1024, 4096  # and the second
 PREFILL_S = 4.0  # what reading the longer context may take beyond MIN_DEEP
 MIN_ROUNDS, MAX_ROUNDS = 3, 12  # timed passes of each width
-BUDGET_S = 5.0  # at each depth; then no more rounds are added
+BUDGET_S = 8.0  # at each depth; then no more rounds are added
 MAX_SPREAD = 1.3  # between the quartiles of plain passes; more means that others use the machine
 
 TRY_AGAIN = "what was known before is kept; try again when nothing else runs"
@@ -62,7 +62,7 @@ def check_idle(load: float | None = None, cores: int | None = None) -> None:
 
 
 def measure(pair: Pair, progress: Progress | None = None) -> Measurement:
-    """Time real passes of every width that the pair's tuner may choose; takes some ten seconds.
+    """Time real passes of every width that the pair's tuner may choose; takes some twenty seconds.
 
     Raises `DFlashError` when there is nothing to tune, or when plain passes spread so widely that
     the machine must be busy.
@@ -79,7 +79,7 @@ def measure(pair: Pair, progress: Progress | None = None) -> Measurement:
         parts[depth] = {width: time_parts(conversation, width) for width in widths}
         times = time_widths(conversation, widths, progress)
         spread = max(spread, check_steady(times[1]))
-        ms[depth] = {width: typical(times[width]) for width in widths}
+        ms[depth] = typical_of_each(times)
         passes += sum(map(len, times.values()))
         depth = deeper(depth, prefill_s, len(text) - 1) if len(ms) == 1 else 0
     return Measurement(curve_of(ms), ms, parts, spread, passes, time.perf_counter() - started_s)
@@ -168,6 +168,16 @@ def typical(ms: Sequence[float]) -> float:
     low, _, high = statistics.quantiles(ms, n=4)
     reach = 1.5 * (high - low)
     return statistics.median(x for x in ms if low - reach <= x <= high + reach)
+
+
+def typical_of_each(times: Times) -> dict[int, float]:
+    """A typical pass of each width, whatever the machine's mood was in each round of all."""
+    rounds = [statistics.geometric_mean(ms) for ms in zip(*times.values(), strict=True)]
+    pace = typical(rounds)
+    return {
+        width: pace * typical([one / mood for one, mood in zip(ms, rounds, strict=True)])
+        for width, ms in times.items()
+    }
 
 
 def check_steady(ms: Sequence[float]) -> float:

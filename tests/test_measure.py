@@ -1,5 +1,6 @@
 """The curve of a real pair: real passes, fair turns, no trust in a busy machine."""
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from dflash2_mlx.measure import (
     time_parts,
     time_widths,
     typical,
+    typical_of_each,
 )
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.target import Target
@@ -128,6 +130,23 @@ def test_progress_is_told_to_the_end(pair: Pair, monkeypatch: pytest.MonkeyPatch
 def test_one_slow_pass_does_not_change_what_is_typical() -> None:
     assert typical([10.0, 10.2, 9.9, 400.0, 10.1]) == pytest.approx(10.05, abs=0.06)
     assert typical([10.0]) == 10.0
+
+
+def test_slow_rounds_and_one_slow_pass_change_no_ratio() -> None:
+    times = {1: [10.0, 20.0, 10.0, 13.0, 10.0], 4: [20.0, 40.0, 20.0, 26.0, 20.0]}
+    assert typical_of_each(times) == pytest.approx({1: 10.0, 4: 20.0})
+    times[4][2] = 300.0
+    found = typical_of_each(times)
+    assert found[4] / found[1] == pytest.approx(2.0)
+
+
+def test_moods_of_the_machine_cancel_out() -> None:
+    dice = random.Random(3)
+    moods = [math.exp(dice.gauss(0, 0.2)) for _ in range(MAX_ROUNDS)]
+    times = {width: [width * mood for mood in moods] for width in (1, 2, 4)}
+    found = typical_of_each(times)
+    assert found[2] / found[1] == pytest.approx(2.0)
+    assert found[4] / found[1] == pytest.approx(4.0)
 
 
 def test_slopes_never_fall_with_the_width() -> None:
