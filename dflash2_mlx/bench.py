@@ -1,9 +1,13 @@
-"""Speed measured fairly: the same prompts, greedy, every way of decoding in turn."""
+"""Speed measured fairly: all ways of decoding answer a prompt at once, some passes each in turns.
+
+A machine's speed wanders by a tenth from second to second, and heat builds up over minutes: whole
+answers, one after the other, would each meet another machine.
+"""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import cycle, groupby, islice, product
 
 import mlx.core as mx
 
@@ -16,6 +20,7 @@ from dflash2_mlx.sampling import SamplingParams
 
 MLX_LM, PLAIN, AUTO, REFERENCE = "mlx-lm", "plain", "auto", "dflash 0.1.0"
 WARM_UP = 8  # tokens of an answer that nobody times
+IN_A_TURN = 6  # passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +34,40 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One timed answer; decoding runs from the first token that came to the last."""
+    """A timed answer, or what came in one turn of it; what follows the first token is decoding."""
 
-    tokens: tuple[int, ...]
-    passes: tuple[Pass, ...]
-    ttft_s: float
-    decode_s: float
-    peak_memory_bytes: int
+    tokens: tuple[int, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+    peak_memory_bytes: int = 0
 
     @property
     def decoded(self) -> int:
         """Tokens that came after those of the first pass."""
         return len(self.tokens) - (self.passes[0].emitted if self.passes else 0)
 
+    def __add__(self, turn: "Answer") -> "Answer":
+        """The answer with its next turn."""
+        return Answer(
+            self.tokens + turn.tokens,
+            self.passes + turn.passes,
+            self.ttft_s + turn.ttft_s,
+            self.decode_s + turn.decode_s,
+            max(self.peak_memory_bytes, turn.peak_memory_bytes),
+        )
 
-Ask = Callable[[list[int], int], Answer]  # prompt ids, and how many tokens at most
+
+Passes = Iterator[tuple[Sequence[int], int, int]]  # tokens, drafted, from_draft of each pass
+Begin = Callable[[list[int], int], Iterator[Answer]]  # prompt ids, and how many tokens at most
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way of decoding, under the name it has in reports."""
+    """A way of decoding, under the name it has in reports; `begin` gives an answer turn by turn."""
 
     name: str
-    ask: Ask
+    begin: Begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +90,42 @@ class Run:
     answer: Answer
 
 
-def timed(stream: Iterable[tuple[Sequence[int], int, int]]) -> Answer:
-    """Consume (tokens, drafted, from_draft) of each pass, and time when they come."""
-    mx.reset_peak_memory()
-    tokens: list[int] = []
-    passes: list[Pass] = []
-    arrivals_s = [time.perf_counter()]
-    for emitted, drafted, from_draft in stream:
-        arrivals_s.append(time.perf_counter())
-        tokens += emitted
-        passes.append(Pass(len(emitted), drafted, from_draft))
-    started_s, first_s, last_s = arrivals_s[0], arrivals_s[:2][-1], arrivals_s[-1]
-    peak = mx.get_peak_memory()
-    return Answer(tuple(tokens), tuple(passes), first_s - started_s, last_s - first_s, peak)
+def in_turns(passes: Passes, settle: Callable[[], None] = mx.synchronize) -> Iterator[Answer]:
+    """Run an answer, and time it: the first pass alone, then a few at a time.
+
+    `settle` waits for what was launched ahead, which belongs to the turn that launched it. Others
+    may hold memory meanwhile; what is told is what the answer would need alone.
+    """
+    alone = mx.get_active_memory()
+
+    def run() -> Iterator[Answer]:
+        held, size = 0, 1
+        while True:
+            active = mx.get_active_memory()
+            mx.reset_peak_memory()
+            made, started_s = [], time.perf_counter()
+            for tokens, drafted, from_draft in islice(passes, size):
+                made.append((tokens, Pass(len(tokens), drafted, from_draft)))
+                arrived_s = time.perf_counter()
+            if not made:
+                return
+            ran_s = arrived_s - started_s  # an end of the answer that comes behind it is not timed
+            idle_s = time.perf_counter()
+            settle()
+            ran_s += time.perf_counter() - idle_s
+            first_s = arrived_s - started_s if size == 1 else 0.0
+            peak = alone + held + mx.get_peak_memory() - active
+            held += mx.get_active_memory() - active
+            size = IN_A_TURN
+            yield Answer(
+                tuple(token for tokens, _ in made for token in tokens),
+                tuple(one for _, one in made),
+                first_s,
+                ran_s - first_s,
+                peak,
+            )
+
+    return run()
 
 
 def ours(
@@ -94,19 +133,19 @@ def ours(
 ) -> Contender:
     """This program with a block size; 1 is plain decoding. Greedy unless `sampling` is given."""
 
-    def ask(ids: list[int], max_tokens: int) -> Answer:
+    def begin(ids: list[int], max_tokens: int) -> Iterator[Answer]:
         steps = stream_generate(pair, ids, sampling, max_tokens=max_tokens, block_size=block_size)
-        return timed((step.tokens, step.drafted, step.from_draft) for step in steps)
+        return in_turns((step.tokens, step.drafted, step.from_draft) for step in steps)
 
-    return Contender(name, ask)
+    return Contender(name, begin)
 
 
 def mlx_lm(pair: Pair) -> Contender:
     """mlx-lm's own plain generation, text and all."""
+    import mlx_lm
+    from mlx_lm.generate import generation_stream
 
-    def stream(ids: list[int], max_tokens: int) -> Iterator[tuple[list[int], int, int]]:
-        import mlx_lm
-
+    def passes(ids: list[int], max_tokens: int) -> Passes:
         responses = mlx_lm.stream_generate(
             pair.target.model, pair.tokenizer, ids, max_tokens=max_tokens
         )
@@ -115,7 +154,10 @@ def mlx_lm(pair: Pair) -> Contender:
             if response.token in pair.end_tokens:
                 return
 
-    return Contender(MLX_LM, lambda ids, max_tokens: timed(stream(ids, max_tokens)))
+    def settle() -> None:
+        mx.synchronize(generation_stream)
+
+    return Contender(MLX_LM, lambda ids, max_tokens: in_turns(passes(ids, max_tokens), settle))
 
 
 def contenders(pair: Pair, blocks: Sequence[int] | None = None) -> list[Contender]:
@@ -166,18 +208,46 @@ def alternate(
     repeats: int,
     progress: Progress | None = None,
 ) -> Iterator[Run]:
-    """Ask every contender every prompt `repeats` times, in turns whose order changes."""
+    """Let all contenders answer every prompt `repeats` times."""
     for contender in contenders:
-        contender.ask(tasks[0].ids, min(WARM_UP, max_tokens))
+        whole(contender, tasks[0].ids, min(WARM_UP, max_tokens))
     total = repeats * len(tasks) * len(contenders)
-    done, orders = 0, balanced_orders(len(contenders))
-    for repeat, (number, task) in product(range(repeats), enumerate(tasks)):
-        for place in orders[(repeat + number) % len(orders)]:
-            contender = contenders[place]
-            yield Run(contender.name, number, contender.ask(task.ids, max_tokens))
+    done, orders = 0, cycle(balanced_orders(len(contenders)))
+    for _, (number, task) in product(range(repeats), enumerate(tasks)):
+        for name, answer in together(contenders, task, max_tokens, orders).items():
+            yield Run(name, number, answer)
             done += 1
-            if progress:
-                progress("asking in turns", done, total)
+        if progress:
+            progress("answering in turns", done, total)
+
+
+def together(
+    contenders: Sequence[Contender],
+    task: Task,
+    max_tokens: int,
+    orders: Iterator[Sequence[int]],
+) -> dict[str, Answer]:
+    """One answer of each contender, by name: a turn of each in one order, then in the next."""
+    answers = {contender.name: Answer() for contender in contenders}
+    running = {
+        place: (contender.name, contender.begin(task.ids, max_tokens))
+        for place, contender in enumerate(contenders)
+    }
+    while running:
+        for place in next(orders):
+            if place not in running:
+                continue
+            name, turns = running[place]
+            if (turn := next(turns, None)) is None:
+                del running[place]
+            else:
+                answers[name] += turn
+    return answers
+
+
+def whole(contender: Contender, ids: list[int], max_tokens: int) -> Answer:
+    """An answer with nothing in between."""
+    return sum(contender.begin(ids, max_tokens), Answer())
 
 
 def balanced_orders(count: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from operator import truediv
 from typing import Any
 
 from dflash2_mlx.bench import AUTO, MLX_LM, PLAIN, Answer, Run, Task
@@ -18,12 +19,14 @@ FIRST_PLACES = 16  # places of a block whose acceptance is told
 class Figures:
     """What one contender did on the prompts of one kind.
 
-    `decode_tokens_per_s` is of all their tokens in the median time of each; `spread` how far the
-    slowest and fastest repeat lie apart, as a share of the median. `speedup` is over plain mlx-lm.
+    `decode_tokens_per_s` is of all their tokens in the median time of each, `rates` the same of
+    each repeat; `spread` how far the slowest and fastest repeat lie apart, as a share of the
+    median. `speedup` is over plain mlx-lm.
     `accepted_by_place` are the shares of drafted passes in which so many drafts stood.
     """
 
     decode_tokens_per_s: float
+    rates: tuple[float, ...]
     spread: float
     speedup: float
     ttft_s: float
@@ -106,17 +109,20 @@ def by_prompt(runs: Sequence[Run], tasks: Sequence[Task]) -> list[dict[str, Figu
 
 
 def verdict(by_kind: dict[str, dict[str, Figures]]) -> dict[str, dict[str, float]]:
-    """How auto compares with the best fixed block, and with plain decoding, on each kind."""
+    """How auto compares with the best fixed block, and with plain decoding, on each kind.
+
+    The median of the repeats' ratios, since all answered a repeat at the same time.
+    """
     found: dict[str, dict[str, float]] = {}
     for kind, by_name in by_kind.items():
         if AUTO not in by_name or by_name[AUTO].decode_tokens_per_s == 0:
             continue
-        speed = {name: figures.decode_tokens_per_s for name, figures in by_name.items()}
-        fixed = [rate for name, rate in speed.items() if name.startswith("block ")]
+        fixed = [name for name in by_name if name.startswith("block ")]
+        best = max([*fixed, PLAIN], key=lambda name: by_name[name].decode_tokens_per_s)
+        auto = by_name[AUTO].rates
         found[kind] = {
-            "of_best_block": speed[AUTO] / max([*fixed, speed[PLAIN]]),
-            "of_plain": speed[AUTO] / speed[PLAIN],
-            "of_mlx_lm": speed[AUTO] / speed[MLX_LM],
+            f"of_{words}": statistics.median(map(truediv, auto, by_name[name].rates))
+            for words, name in (("best_block", best), ("plain", PLAIN), ("mlx_lm", MLX_LM))
         }
     return found
 
@@ -150,6 +156,7 @@ def _figures(
     num_passes = sum(len(repeats[0].passes) - 1 for repeats in asked)
     return Figures(
         decode_tokens_per_s=rate,
+        rates=tuple(_tokens_per_s([[one] for one in some]) for some in zip(*asked, strict=True)),
         spread=statistics.mean(_spread(repeats) for repeats in asked),
         speedup=rate / baseline if baseline else 0.0,
         ttft_s=statistics.median(answer.ttft_s for answer in answers),

@@ -9,13 +9,14 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from dflash2_mlx.bench import REFERENCE, Answer, Contender, Pass
+from dflash2_mlx.bench import IN_A_TURN, REFERENCE, Answer, Contender, Pass
 from dflash2_mlx.blas import preload_blas
 from dflash2_mlx.chip import this_chip
 from dflash2_mlx.errors import DFlashError
@@ -56,7 +57,7 @@ class Reference:
     def __init__(self, python: Path, setup: dict[str, Any]) -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [str(python), "-I", str(WORKER), json.dumps(setup)],
+            [str(python), "-I", str(WORKER), json.dumps({**setup, "in_a_turn": IN_A_TURN})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -64,12 +65,14 @@ class Reference:
         )
         self.block = int(self._hear()["block"])
 
-    def ask(self, ids: list[int], max_tokens: int, **options: float) -> Answer:
-        """One answer, greedy with the drafter's block unless `block_size`, `temperature` or `top_p`
-        say otherwise."""
-        told = self._request("answer", ids=ids, max_tokens=max_tokens, **options)
-        passes = tuple(Pass(*numbers) for numbers in told.pop("passes"))
-        return Answer(tokens=tuple(told.pop("tokens")), passes=passes, **told)
+    def begin(self, ids: list[int], max_tokens: int, **options: float) -> Iterator[Answer]:
+        """An answer turn by turn, greedy with the drafter's block unless `block_size`,
+        `temperature` or `top_p` say otherwise. One at a time."""
+        turn = self._request("begin", ids=ids, max_tokens=max_tokens, **options)
+        while turn:
+            passes = tuple(Pass(*numbers) for numbers in turn.pop("passes"))
+            yield Answer(tokens=tuple(turn.pop("tokens")), passes=passes, **turn)
+            turn = self._request("go on")
 
     def propose(
         self, ids: list[int], *, new_rows: int, block_size: int, temperature: float = 0.0
@@ -80,7 +83,7 @@ class Reference:
         )
         return Proposal(**told)
 
-    def _request(self, task: str, **fields: Any) -> dict[str, Any]:
+    def _request(self, task: str, **fields: Any) -> Any:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"task": task, **fields}) + "\n")
@@ -92,7 +95,7 @@ class Reference:
     @property
     def contender(self) -> Contender:
         """For a benchmark."""
-        return Contender(REFERENCE, self.ask)
+        return Contender(REFERENCE, self.begin)
 
     def __enter__(self) -> Self:
         return self
@@ -114,10 +117,10 @@ class Reference:
             log.seek(0)
             return log.read().strip().splitlines()
 
-    def _hear(self) -> dict[str, Any]:
+    def _hear(self) -> Any:
         assert self._process.stdout is not None
         try:
-            told: dict[str, Any] = json.loads(self._process.stdout.readline())
+            told: Any = json.loads(self._process.stdout.readline())
         except ValueError:
             self._fail()
         return told

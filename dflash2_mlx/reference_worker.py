@@ -2,8 +2,9 @@
 
 The argument is one JSON object: folders of target and drafter, dtype or null, BLAS or null. The
 first line out says what was loaded; then every line in is a request, and every line out what came
-of it: a timed answer, or for `"task": "propose"` one timed draft. Both may set `block_size` and
-`temperature`. Nothing of this package is imported here: its environment does not have it.
+of it: for `"task": "begin"` the first turn of a timed answer, for "go on" the next one or null, for
+"propose" one timed draft. Answers and drafts may set `block_size` and `temperature`. Nothing of
+this package is imported here: its environment does not have it.
 """
 
 import ctypes
@@ -11,6 +12,8 @@ import io
 import json
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 CONTEXTS: dict[tuple[int, ...], tuple[Any, int]] = {}  # of texts that were drafted behind before
@@ -36,31 +39,46 @@ def load(setup: dict[str, Any]) -> tuple[Any, Any, Any]:
     return model, drafter, tokenizer
 
 
-def answer(parts: tuple[Any, Any, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """One answer, greedy unless a temperature is set; passes are [emitted, drafted, from_draft]."""
+def turns(parts: tuple[Any, Any, Any], request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """An answer, greedy unless a temperature is set: the first pass alone, then a few at a time.
+
+    Passes are [emitted, drafted, from_draft]. What was launched ahead is waited for in each turn.
+    """
     import mlx.core as mx
     from dflash.model_mlx import stream_generate
+    from mlx_lm.generate import generation_stream
 
     model, drafter, tokenizer = parts
-    ids, max_tokens, block = request.pop("ids"), request["max_tokens"], block_of(drafter, request)
+    size, left, block = 1, request["max_tokens"], block_of(drafter, request)
+    ids, in_a_turn = request.pop("ids"), request.pop("in_a_turn")
+    responses = stream_generate(model, drafter, tokenizer, ids, **request)
+    emitting = (tokens for response in responses if (tokens := list(map(int, response.tokens))))
     mx.reset_peak_memory()
-    tokens: list[int] = []
-    passes: list[list[int]] = []
-    arrivals_s = [time.perf_counter()]
-    for response in stream_generate(model, drafter, tokenizer, ids, **request):
-        if not (emitted := [int(token) for token in response.tokens]):
-            continue
-        arrivals_s.append(time.perf_counter())
-        drafted = min(block, max_tokens - len(tokens) + 1) - 1 if tokens else 0
-        passes.append([len(emitted), drafted, min(len(emitted) - 1, drafted)])
-        tokens += emitted
-    return {
-        "tokens": tokens,
-        "passes": passes,
-        "ttft_s": arrivals_s[:2][-1] - arrivals_s[0],
-        "decode_s": arrivals_s[-1] - arrivals_s[:2][-1],
-        "peak_memory_bytes": mx.get_peak_memory(),
-    }
+    while True:
+        made: list[list[int]] = []
+        started_s = time.perf_counter()
+        for tokens in islice(emitting, size):
+            made.append(tokens)
+            arrived_s = time.perf_counter()
+        if not made:
+            return
+        idle_s = time.perf_counter()
+        mx.synchronize(generation_stream)
+        ran_s = arrived_s - started_s + time.perf_counter() - idle_s
+        first_s = arrived_s - started_s if size == 1 else 0.0
+        passes: list[list[int]] = []
+        for tokens in made:
+            drafted = min(block, left + 1) - 1 if passes or size > 1 else 0
+            passes.append([len(tokens), drafted, min(len(tokens) - 1, drafted)])
+            left -= len(tokens)
+        yield {
+            "tokens": [token for tokens in made for token in tokens],
+            "passes": passes,
+            "ttft_s": first_s,
+            "decode_s": ran_s - first_s,
+            "peak_memory_bytes": mx.get_peak_memory(),
+        }
+        size = in_a_turn
 
 
 def propose(parts: tuple[Any, Any, Any], request: dict[str, Any]) -> dict[str, Any]:
@@ -130,12 +148,17 @@ def block_of(drafter: Any, request: dict[str, Any]) -> int:
 def main() -> None:
     # What libraries print must not get between the lines of answers.
     lines, sys.stdout = sys.stdout, sys.stderr
-    parts = load(json.loads(sys.argv[1]))
+    setup = json.loads(sys.argv[1])
+    parts = load(setup)
+    running: Iterator[dict[str, Any]] = iter(())
     print(json.dumps({"block": int(parts[1].config.block_size)}), file=lines, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        task = {"answer": answer, "propose": propose}[request.pop("task")]
-        print(json.dumps(task(parts, request)), file=lines, flush=True)
+        task = request.pop("task")
+        if task == "begin":
+            running = turns(parts, {**request, "in_a_turn": setup["in_a_turn"]})
+        told = propose(parts, request) if task == "propose" else next(running, None)
+        print(json.dumps(told), file=lines, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from tiny import pair_of, plain_ids, tiny_pair, tiny_target
 from dflash2_mlx import bench
 from dflash2_mlx.bench import (
     AUTO,
+    IN_A_TURN,
     MLX_LM,
     PLAIN,
     Answer,
@@ -26,8 +27,10 @@ from dflash2_mlx.bench import (
     balanced_orders,
     choose_prompts,
     contenders,
+    in_turns,
     prepare,
-    timed,
+    together,
+    whole,
 )
 from dflash2_mlx.bench_figures import ALL, check, differences, figures, looping_kinds, verdict
 from dflash2_mlx.bench_report import report
@@ -91,7 +94,7 @@ def test_a_block_is_the_width_of_its_passes(tmp_path: Path) -> None:
     """L04."""
     pair = tuned(tmp_path)
     for contender in contenders(pair, [3, 5])[2:4]:
-        answer = contender.ask(list(b"A prompt."), 16)
+        answer = whole(contender, list(b"A prompt."), 16)
         block = int(contender.name.removeprefix("block "))
         assert max(one.drafted for one in answer.passes) == block - 1
 
@@ -122,31 +125,48 @@ def test_every_contender_has_every_place_and_every_neighbour_equally_often(count
     assert len(set(neighbours.values())) <= 1
 
 
-def test_the_order_changes_from_turn_to_turn() -> None:
-    asked: list[tuple[str, int]] = []
+def scripted(name: str, turns: int, told: list[str]) -> Contender:
+    """A contender whose answers have so many turns of one token; its turns are `told`."""
 
-    def contender(name: str) -> Contender:
-        def ask(ids: list[int], max_tokens: int) -> Answer:
-            asked.append((name, max_tokens))
-            return Answer((1,), (Pass(1, 0, 0),), 0.1, 0.0, 0)
+    def begin(ids: list[int], max_tokens: int) -> Iterator[Answer]:
+        for turn in range(min(turns, max_tokens)):
+            told.append(name)
+            yield Answer((turn,), (Pass(1, 0, 0),), 0.5 * (turn == 0), 1.0, 10 + turn)
 
-        return Contender(name, ask)
+    return Contender(name, begin)
 
+
+def test_all_answer_at_once_in_turns_whose_order_changes() -> None:
+    told: list[str] = []
+    entrants = [scripted(name, turns, told) for name, turns in (("a", 4), ("b", 2), ("c", 4))]
+    orders = cycle(balanced_orders(3))
+    answers = together(entrants, Task("code", "", [1], [], []), 50, orders)
+    # From its third turn on, b is over.
+    assert "".join(told) == "abc" + "bca" + "ca" + "ca"
+    assert [len(answer.tokens) for answer in answers.values()] == [4, 2, 4]
+    assert answers["a"] == Answer((0, 1, 2, 3), (Pass(1, 0, 0),) * 4, 0.5, 4.0, 13)
+
+
+def test_every_prompt_is_asked_often_enough_behind_a_warm_up() -> None:
+    told: list[str] = []
     tasks = [Task("code", "", [1], [1], [1.0]), Task("chat", "", [2], [1], [1.0])]
-    told: list[int] = []
+    progress: list[int] = []
     runs = list(
         alternate(
-            [contender(name) for name in "abc"],
+            [scripted(name, 50, told) for name in "abc"],
             tasks,
-            max_tokens=50,
+            max_tokens=12,
             repeats=2,
-            progress=lambda _, done, total: told.append(done),
+            progress=lambda _, done, total: progress.append(done),
         )
     )
-    assert asked[:3] == [("a", 8), ("b", 8), ("c", 8)]  # warm-up
-    assert "".join(name for name, _ in asked[3:]) == "abcbcabcacab"
-    assert [(run.contender, run.task) for run in runs[3:6]] == [("b", 1), ("c", 1), ("a", 1)]
-    assert told == list(range(1, 13))
+    assert "".join(told[:24]) == "a" * 8 + "b" * 8 + "c" * 8  # warm-up
+    assert len(told) == 24 + 2 * 2 * 3 * 12
+    places = Counter((name, turn % 3) for turn, name in enumerate(told[24:]))
+    assert set(places.values()) == {16}  # each was first, second and third as often
+    assert [(run.contender, run.task) for run in runs[3:6]] == [("a", 1), ("b", 1), ("c", 1)]
+    assert len(runs) == 12
+    assert progress == [3, 6, 9, 12]
 
 
 def test_an_answer_ends_where_the_model_ends_it(tmp_path: Path) -> None:
@@ -156,7 +176,7 @@ def test_an_answer_ends_where_the_model_ends_it(tmp_path: Path) -> None:
     end = plain_ids(target, prompt, 30, ends=())[9]
     pair = tuned(tmp_path)
     pair.end_tokens = frozenset({end})
-    lengths = {c.name: len(c.ask(prompt, 30).tokens) for c in contenders(pair, [2, 4])}
+    lengths = {c.name: len(whole(c, prompt, 30).tokens) for c in contenders(pair, [2, 4])}
     assert len(set(lengths.values())) == 1
     assert max(lengths.values()) <= 10
 
@@ -177,18 +197,67 @@ def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
 # Times
 
 
-def test_first_token_and_decoding_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P14."""
-    clock = iter([100.0, 102.0, 102.5, 103.0])
-    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    answer = timed([([5], 0, 0), ([6, 7, 8], 3, 2), ([9], 3, 0)])
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the benchmark's clock shows, one after the other."""
+    shown: list[float] = []
+    monkeypatch.setattr(
+        bench, "time", SimpleNamespace(perf_counter=lambda: shown.pop(0) if shown else 0.0)
+    )
+    return shown
+
+
+def test_first_token_and_decoding_are_timed_apart(clock: list[float]) -> None:
+    """P14: what was launched ahead of the first token's reading is decoding."""
+    # Started, what came, waited for the rest; learning from the answer (300 s) is not decoding.
+    clock += [100.0, 102.0, 102.0, 102.5]
+    clock += [200.0, 200.125, 200.25, 500.25, 500.5]
+    settled: list[bool] = []
+    passes = iter([([5], 0, 0), ([6, 7, 8], 3, 2), ([9], 3, 0)])
+    first, second = in_turns(passes, lambda: settled.append(True))
+    assert (first.ttft_s, first.decode_s) == (2.0, 0.5)
+    assert (second.ttft_s, second.decode_s) == (0.0, 0.5)
+    answer = first + second
     assert answer.tokens == (5, 6, 7, 8, 9)
     assert answer.passes == (Pass(1, 0, 0), Pass(3, 3, 2), Pass(1, 3, 0))
     assert (answer.ttft_s, answer.decode_s, answer.decoded) == (2.0, 1.0, 4)
+    assert len(settled) == 2
+
+
+def test_a_turn_has_a_few_passes_and_nothing_runs_between_turns() -> None:
+    made = 0
+
+    def passes() -> Iterator[tuple[list[int], int, int]]:
+        nonlocal made
+        for token in range(20):
+            made += 1
+            yield [token], 0, 0
+
+    sizes = []
+    for turn in in_turns(passes()):
+        sizes.append(len(turn.passes))
+        assert made == sum(sizes)
+    assert sizes == [1, *[IN_A_TURN] * 3, 1]
+
+
+def test_what_others_hold_is_not_an_answers_memory() -> None:
+    def passes(size: int) -> Iterator[tuple[list[int], int, int]]:
+        held = []
+        for token in range(3 * IN_A_TURN):
+            held.append(mx.zeros(size, dtype=mx.uint8) + 1)
+            mx.eval(held[-1])
+            yield [token], 0, 0
+
+    before, small, large = mx.get_active_memory(), Answer(), Answer()
+    for one, other in zip(in_turns(passes(10_000)), in_turns(passes(1_000_000)), strict=True):
+        small, large = small + one, large + other
+    assert 100_000 < small.peak_memory_bytes - before < 1_000_000
+    assert 15_000_000 < large.peak_memory_bytes - before < 21_000_000
 
 
 def test_no_answer_takes_no_time() -> None:
-    answer = timed([])
+    assert list(in_turns(iter([]))) == []
+    answer = Answer()
     assert (answer.tokens, answer.decoded, answer.decode_s) == ((), 0, 0.0)
 
 
@@ -261,6 +330,21 @@ def test_other_ids_are_counted_and_told_with_their_margin() -> None:
     assert figures(runs, tasks)["code"][AUTO].equal == 0
     (difference,) = differences(runs, tasks)[AUTO]
     assert (difference.prompt, difference.index, difference.margin) == (0, 4, 0.5)
+
+
+def test_a_verdict_is_of_answers_that_were_given_at_the_same_time() -> None:
+    """The machine was half as fast in one repeat, and auto as good as ever."""
+    runs = []
+    for seconds, plain_s in ((1.0, 2.0), (2.0, 4.2), (1.1, 2.2)):
+        runs += [
+            Run(MLX_LM, 0, plain_answer(9, plain_s)),
+            Run(PLAIN, 0, plain_answer(9, plain_s)),
+            Run("block 4", 0, answer_of([4, 3, 1], seconds)),
+            Run(AUTO, 0, answer_of([4, 3, 1], seconds * 1.1)),
+        ]
+    ratios = verdict(figures(runs, [task("code", 9)]))["code"]
+    assert ratios["of_best_block"] == pytest.approx(1 / 1.1)
+    assert ratios["of_plain"] == pytest.approx(2.0 / 1.1)
 
 
 def test_auto_is_held_against_the_best_block_and_plain_decoding() -> None:

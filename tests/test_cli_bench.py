@@ -69,6 +69,7 @@ def test_json_has_setting_prompts_figures_and_verdict(bench: Any) -> None:
     assert list(report["kinds"]["code"]) == ["mlx-lm", "plain", "block 2", "auto"]
     assert set(report["kinds"]["code"]["auto"]) == {
         "decode_tokens_per_s",
+        "rates",
         "spread",
         "speedup",
         "ttft_s",
@@ -144,7 +145,7 @@ class FakeReference:
     @property
     def contender(self) -> Contender:
         answer = Answer((1, 2), (Pass(1, 0, 0), Pass(1, 7, 0)), 0.1, 0.1, 0)
-        return Contender(REFERENCE, lambda *_: answer)
+        return Contender(REFERENCE, lambda *_: iter([answer]))
 
 
 def test_the_reference_is_one_of_those_that_take_turns(

@@ -10,7 +10,7 @@ import pytest
 from tiny import DRAFTER, tiny_drafter, tiny_pair
 
 from dflash2_mlx import reference
-from dflash2_mlx.bench import REFERENCE, Pass
+from dflash2_mlx.bench import IN_A_TURN, REFERENCE, Pass
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.models.drafter import load_drafter
 from dflash2_mlx.models.quantize import backbone_bits, quantize, save
@@ -31,14 +31,22 @@ print(json.dumps({"block": 8}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     if asked["task"] == "propose":
-        print(json.dumps({"build_s": 1.0, "eval_s": 2.0, "nodes": len(asked)}), flush=True)
-        continue
-    print(json.dumps({
-        "tokens": asked["ids"][: asked["max_tokens"]],
-        "passes": [[1, 0, 0], [2, 7, 1]],
-        "ttft_s": asked.get("temperature", 0.5), "decode_s": asked.get("block_size", 1.5),
-        "peak_memory_bytes": 99,
-    }), flush=True)
+        told = {"build_s": 1.0, "eval_s": 2.0, "nodes": len(asked)}
+    elif asked["task"] == "begin":
+        begun, told = asked, {
+            "tokens": asked["ids"][:1], "passes": [[1, 0, 0]], "ttft_s": 0.5, "decode_s": 0.25,
+            "peak_memory_bytes": 99,
+        }
+    elif begun:
+        told = {
+            "tokens": begun["ids"][1 : begun["max_tokens"]], "passes": [[2, 7, 1]], "ttft_s": 0,
+            "decode_s": begun.get("block_size", 1) + begun.get("temperature", 0.0),
+            "peak_memory_bytes": setup["in_a_turn"],
+        }
+        begun = None
+    else:
+        told = None
+    print(json.dumps(told), flush=True)
 """
 FAILING = "import sys; print('lots of text', file=sys.stderr); sys.exit('no such model')"
 DYING = ANSWERING.replace("for line in sys.stdin:", "for line in [sys.exit('out of memory')]:")
@@ -61,16 +69,18 @@ def test_prompts_go_out_and_timed_answers_come_back(start: Any) -> None:
         contender = worker.contender
         assert contender.name == REFERENCE
         for ids in ([5, 6, 7], [8, 9, 10]):
-            answer = contender.ask(ids, 3)
+            first, second = contender.begin(ids, 3)
+            answer = first + second
             assert answer.tokens == tuple(ids)
             assert answer.passes == (Pass(1, 0, 0), Pass(2, 7, 1))
-            assert (answer.ttft_s, answer.decode_s, answer.peak_memory_bytes) == (0.5, 1.5, 99)
+            assert (answer.ttft_s, answer.decode_s, answer.peak_memory_bytes) == (0.5, 1.25, 99)
+            assert second.peak_memory_bytes == IN_A_TURN
 
 
 def test_an_answer_may_have_a_block_and_a_temperature(start: Any) -> None:
     with start(ANSWERING) as worker:
-        answer = worker.ask([5, 6, 7], 3, block_size=4, temperature=0.7, top_p=0.95)
-        assert (answer.ttft_s, answer.decode_s) == (0.7, 4)
+        _, second = worker.begin([5, 6, 7], 3, block_size=4, temperature=0.7, top_p=0.95)
+        assert second.decode_s == 4.7
 
 
 def test_a_draft_is_timed_by_itself(start: Any) -> None:
@@ -87,7 +97,7 @@ def test_a_worker_that_fails_is_one_line_with_its_last_words(
 ) -> None:
     def run() -> None:
         with start(script) as worker:
-            worker.ask([1], 1)
+            list(worker.begin([1], 1))
 
     with pytest.raises(DFlashError, match=rf"^the reference \({PACKAGE}\) failed: {last}$"):
         run()
