@@ -61,7 +61,8 @@ def bench(
 ) -> None:
     """Compare plain mlx-lm, plain decoding, each block size and auto, in turns.
 
-    Greedy, on prompts that ship with the program; an answer ends where the model ends it.
+    All answer a prompt at the same time, some passes each in turns. Greedy, on prompts that ship
+    with the program; an answer ends where the model ends it.
     """
     chosen = _names(kinds)
     numbers = _numbers(blocks)

@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dflash2_mlx.kalman import Belief
 
 KNOWN = 2  # times of a width before it counts as known
@@ -18,6 +16,7 @@ MEASURED_ERROR = 0.1**2  # of a stored width that was measured
 GUESSED_ERROR = 10.0**2  # of one that was not
 ANYTHING = 1e6  # of what is not known
 SURPRISE = 4.0  # standard deviations
+MACHINE = 0  # the place of its state, before those of the widths' errors
 MOVED = 0.25  # of a width that others tell about, after which it should be timed again
 
 
@@ -69,11 +68,8 @@ class LiveCurve:
         self._timed_at: dict[int, float] = {}  # what was expected of a width when it was timed
         self._last = 0  # the width timed last
         self._slow = 0  # the one whose time was too slow to believe, if nothing came since
-        count = 1 + len(stored.widths)
-        self._machine, *own = np.eye(count)
-        self._own = dict(zip(stored.widths, own, strict=True))
-        self._parts = {width: self._machine + one for width, one in self._own.items()}
-        self._drift = np.diag([WANDER] + [CHANGE] * (count - 1))
+        self._parts = {width: (MACHINE, own) for own, width in enumerate(stored.widths, 1)}
+        self._drift = [WANDER] + [CHANGE] * len(stored.widths)
         self._belief = self._before = _prior(
             stored.widths, MEASURED_ERROR if measured else GUESSED_ERROR
         )
@@ -103,8 +99,9 @@ class LiveCurve:
         if self._last == width and self._seen[width] == 2:
             return self._before  # the first time of this width was an accident
         # What changed between two passes of one width is the machine.
-        cause = self._machine if self._last == width else self._own[width]
-        return self._belief.blurred(np.diag(ANYTHING * cause))
+        machine, own = self._parts[width]
+        cause = machine if self._last == width else own
+        return self._belief.blurred([ANYTHING * (place == cause) for place in range(1 + own)])
 
     def _expected(self, width: int) -> float:
         return self._belief.sum_of(self._parts[width])[0]
@@ -123,15 +120,17 @@ class LiveCurve:
 
     def doubt(self, width: int) -> float:
         """How uncertain it is what this width takes beside the last: a share, one deviation."""
-        other = self._own.get(self._last, self._own[width])
-        return math.sqrt(self._belief.sum_of(self._own[width] - other)[1])
+        one, other = self._parts[width][1], self._parts[self._last or width][1]
+        error = self._belief.covariance
+        return math.sqrt(error[one][one] + error[other][other] - 2 * error[one][other])
 
     @property
     def curve(self) -> Curve:
         """The costs to decide by now."""
         if self._curve is None:
-            slowness = np.exp(self._belief.mean[0] + self._belief.mean[1:]).tolist()
-            self._curve = self._stored.scaled(dict(zip(self._stored.widths, slowness, strict=True)))
+            self._curve = self._stored.scaled(
+                {width: math.exp(self._expected(width)) for width in self._stored.widths}
+            )
         return self._curve
 
 

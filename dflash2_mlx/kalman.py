@@ -3,39 +3,44 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
 class Belief:
     """What is believed of N numbers: the state of a Kalman filter (R. E. Kalman 1960).
 
-    `mean` is `[N]`, `covariance` `[N, N]`, both float64.
+    Plain Python, since it is asked in every pass: behind one, memory of 1 KB at once, as numpy
+    takes it, costs a millisecond on Linux (docs/speed.md).
     """
 
-    mean: Floats
-    covariance: Floats
+    mean: list[float]  # [N]
+    covariance: list[list[float]]  # [N, N]
 
     @classmethod
-    def about(cls, covariance: Sequence[Sequence[float]]) -> "Belief":
+    def about(cls, covariance: list[list[float]]) -> "Belief":
         """Zero is expected of every number."""
-        return cls(np.zeros(len(covariance)), np.array(covariance))
+        return cls([0.0] * len(covariance), covariance)
 
-    def sum_of(self, parts: Floats) -> tuple[float, float]:
-        """What is expected of the sum of the numbers that `parts`, `[N]`, has 1 for, not 0; and its
-        variance."""
-        return float(parts @ self.mean), float(parts @ (self.covariance @ parts))
+    def sum_of(self, places: Sequence[int]) -> tuple[float, float]:
+        """What is expected of the sum of the numbers at `places`, and its variance."""
+        variance = sum(self.covariance[one][other] for one in places for other in places)
+        return sum(self.mean[place] for place in places), variance
 
-    def blurred(self, covariance: Floats) -> "Belief":
-        """The same, less certain by so much, `[N, N]`."""
-        return Belief(self.mean, self.covariance + covariance)
+    def blurred(self, variances: Sequence[float]) -> "Belief":
+        """The same, each number less certain by its one of `variances`, `[N]`."""
+        covariance = [list(row) for row in self.covariance]
+        for place, variance in enumerate(variances):
+            covariance[place][place] += variance
+        return Belief(self.mean, covariance)
 
-    def told(self, parts: Floats, value: float, noise: float) -> "Belief":
-        """After such a sum was seen to be `value`, with noise of that variance."""
-        shared = self.covariance @ parts
-        gain = shared / (float(parts @ shared) + noise)
-        surprise = value - float(parts @ self.mean)
-        return Belief(self.mean + gain * surprise, self.covariance - np.outer(gain, shared))
+    def told(self, places: Sequence[int], value: float, noise: float) -> "Belief":
+        """After the sum of some numbers was seen to be `value`, with noise of that variance."""
+        expected, variance = self.sum_of(places)
+        shared = [sum([row[place] for place in places]) for row in self.covariance]
+        gain = [one / (variance + noise) for one in shared]
+        return Belief(
+            [mean + g * (value - expected) for mean, g in zip(self.mean, gain, strict=True)],
+            [
+                [cov - g * s for cov, s in zip(row, shared, strict=True)]
+                for row, g in zip(self.covariance, gain, strict=True)
+            ],
+        )

@@ -77,11 +77,15 @@ class Acceptance:
 
     def expected_tokens(self, width: int, optimism: float = 0.0) -> float:
         """Tokens of a pass of `width` rows: accepted drafts and the target's own."""
-        total = reached = 1.0
-        for rate in self.rates[: width - 1]:
+        return self.expected(optimism)[width - 1]
+
+    def expected(self, optimism: float = 0.0) -> list[float]:
+        """The same of every width from 1 on."""
+        reached, totals = 1.0, [1.0]
+        for rate in self.rates:
             reached *= min(1.0, rate + optimism)
-            total += reached
-        return total
+            totals.append(totals[-1] + reached)
+        return totals
 
     @property
     def doubt(self) -> float:
@@ -98,10 +102,8 @@ def tokens_per_ms(
 
 def best_width(curve: Curve, acceptance: Acceptance, depth: int, optimism: float = 0.0) -> int:
     """The width with most expected tokens per millisecond; the narrowest of equals."""
-    return max(
-        curve.widths,
-        key=lambda width: (tokens_per_ms(curve, acceptance, width, depth, optimism), -width),
-    )
+    tokens = acceptance.expected(optimism)
+    return max(curve.widths, key=lambda width: (tokens[width - 1] / curve.ms(width, depth), -width))
 
 
 @dataclass(slots=True)
