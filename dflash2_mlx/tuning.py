@@ -23,8 +23,10 @@ from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root, read_object, write_object
 from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Parking, Pilot, best_width
 
-Kind = Literal["code", "maths", "prose", "grammar"]
-KINDS: tuple[Kind, ...] = ("code", "maths", "prose", "grammar")  # the last: answers held to a form
+Kind = Literal["code", "maths", "copy", "prose", "grammar"]
+# Copy: a text given back with few changes. Grammar: answers held to a form.
+KINDS: tuple[Kind, ...] = ("code", "maths", "copy", "prose", "grammar")
+COPY_SIGN = re.compile(r"^\s*(?:please\s+)?(?:repeat|copy|retype|rewrite|rename)\b", re.I | re.M)
 CODE_SIGNS = (
     *("```", "def ", "function", "class ", "import ", "SELECT ", "#include", "();", "{\n"),
     *("Python", "SQL", " code"),
@@ -37,7 +39,9 @@ SEPARATOR = " | "
 
 
 def kind_of(text: str) -> Kind:
-    """Whether a prompt is about code or numbers, going by what these look like."""
+    """Whether a prompt is about code or numbers, or wants a text back, by what these look like."""
+    if COPY_SIGN.search(text):
+        return "copy"
     if any(sign in text for sign in CODE_SIGNS):
         return "code"
     return "maths" if len(MATHS_SIGN.findall(text)) >= MANY_NUMBERS else "prose"

@@ -164,6 +164,7 @@ def test_doctor_says_what_was_decided_and_why(pair: Pair, store: Store) -> None:
         "tuning           tiny folder with tiny drafter (32-bit float32): "
         "code: parked: drafting would run at 0.46x of plain decoding (block 2); "
         "maths: parked: drafting would run at 0.76x of plain decoding (block 2); "
+        "copy: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "prose: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "grammar: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "by times of 2026-11-29"

@@ -256,11 +256,14 @@ def test_code_and_prose_are_learned_apart(store: Store) -> None:
         ("A train travels 180 km in 3 hours. How fast is it?", "maths"),
         ("Solve 3x + 4 = 10.", "maths"),
         ("What happened in 1969?", "prose"),
+        ("Rename the variable x to total in this code:\n\nx = 1", "copy"),
+        ("<|im_start|>user\nPlease repeat this text: The mill.", "copy"),
+        ("I copy files. Why do waves repeat?", "prose"),
         ("Tell me a story about a cat.", "prose"),
         ("", "prose"),
     ],
 )
-def test_a_prompt_about_code_or_numbers_looks_like_it(text: str, kind: str) -> None:
+def test_the_kind_of_a_prompt_shows_in_how_it_looks(text: str, kind: str) -> None:
     assert kind_of(text) == kind
 
 
