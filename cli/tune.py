@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dflash2_mlx.measure import Measurement
     from dflash2_mlx.tuning import Tuning
 
-BAR_WIDTH = 11
+BAR_WIDTH = 8
 _PIPED_WIDTH = 140
 
 
@@ -115,24 +115,22 @@ def _show(report: dict[str, Any]) -> None:
 
 def _table(at: dict[str, Any]) -> Table:
     """One line for each width: a bar as long as its pass, and what it is expected to yield."""
-    title = (
-        f"behind {at['depth']} tokens; by kind of text, tokens a pass and a second (◂ the block)"
-    )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    title = f"behind {at['depth']} tokens; by kind, tokens a pass and a second (◂ the block)"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("rows", "ms a\npass", "of it\ndraft", "of it\nhost"):
         table.add_column(name, justify="right")
     table.add_column("")
     chosen = {d["kind"]: d["block"] for d in at["decisions"]}
     kinds = [kind for kind in chosen if kind != "grammar"]
     for kind in kinds:
-        table.add_column(f"{kind}  ", justify="right", no_wrap=True)
+        table.add_column(f"{kind} ", justify="right", no_wrap=True)
     slowest = max(row["ms"] for row in at["expected"])
     for row in at["expected"]:
         width, part = row["width"], at["parts"][row["width"]]
         times = [f"{ms:.1f}" for ms in (row["ms"], part["draft_ms"], part["host_ms"])]
         bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
         yields = [
-            f"{row['tokens'][kind]:.2f}, {row['tokens_per_s'][kind]:.1f} "
+            f"{row['tokens'][kind]:.1f} {row['tokens_per_s'][kind]:5.1f}"
             + ("[accent]◂[/]" if chosen[kind] == width else " ")
             for kind in kinds
         ]
