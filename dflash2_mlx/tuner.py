@@ -11,7 +11,7 @@ from dflash2_mlx.curve import Curve, LiveCurve
 
 MIN_GAIN = 0.03  # another block must promise this much more before it replaces the running one
 FIRST_PROBE = 64  # plain passes before the drafter is looked at again; doubles with every failure
-LAST_PROBE = 128
+LAST_PROBE = 192
 PROBE_PASSES = 8  # passes in which a probe has to pay before drafting is taken up again
 EXPLORED = 4  # passes of a width in a row, of which the middle ones tell its time
 PLAIN_DUE = range(16, 19)  # passes that time plain decoding, where that was not done lately,
