@@ -42,8 +42,8 @@ def tune(
 ) -> None:
     """Time passes of every width on this machine, and choose the block by them.
 
-    Answers learn this by themselves; this is quicker and more exact. Takes some twenty seconds, in
-    which nothing else should run.
+    Answers learn this by themselves; this is quicker and more exact. Takes some twenty seconds,
+    in which nothing else should run.
     """
     if model is None:
         return _forget_all(reset, as_json)

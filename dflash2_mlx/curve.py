@@ -101,7 +101,9 @@ class LiveCurve:
         # What changed between two passes of one width is the machine.
         machine, own = self._parts[width]
         cause = machine if self._last == width else own
-        return self._belief.blurred([ANYTHING * (place == cause) for place in range(1 + own)])
+        return self._belief.blurred(
+            [ANYTHING * (place == cause) for place in range(len(self._drift))]
+        )
 
     def _expected(self, width: int) -> float:
         return self._belief.sum_of(self._parts[width])[0]

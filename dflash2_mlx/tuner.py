@@ -207,8 +207,10 @@ class Pilot:
 
     def _plain_is_due(self, depth: int) -> bool:
         """Whether plain decoding may be faster than its times say; or nobody would ever know."""
-        if self._live.stale(1) or self._running in (None, 1):
-            return self._live.stale(1)
+        if self._live.stale(1):
+            return True
+        if self._running in (None, 1):
+            return False
         gain = self._gain(self._live.curve, self._running, depth, over=1)
         return math.log1p(gain) < 2 * self._live.doubt(1)
 
