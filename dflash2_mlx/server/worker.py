@@ -300,18 +300,22 @@ class Worker:
                 self.pair = pair = self._load()
             except Exception as error:
                 raise self._not_loaded(error) from None
-            self.reading, self.about = without_weights(pair), About.of(pair)
-            self._set("busy")
+            reading, about = without_weights(pair), About.of(pair)
+            with self._changed:  # who waits for it finds the state that belongs to it
+                self.reading, self.about = reading, about
+                self._set("busy")
         return self.pair
 
     def _not_loaded(self, error: Exception) -> DFlashError:
         if isinstance(error, DFlashError):
-            self._load_error = _bare(error)
+            failure = _bare(error)
         else:
             log.exception("loading failed")
-            self._load_error = EngineFailed(str(unexpected(error)))
-        self._set("failed", f"loading failed: {self._load_error}")
-        return self._load_error
+            failure = EngineFailed(str(unexpected(error)))
+        with self._changed:
+            self._load_error = failure
+            self._set("failed", f"loading failed: {failure}")
+        return failure
 
     def _unload(self, state: State) -> None:
         self.pair = None

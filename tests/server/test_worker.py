@@ -259,6 +259,35 @@ def test_what_cannot_be_loaded_is_told_to_starter_and_requests_alike(run) -> Non
     assert ask(worker)[0].last() == DONE
 
 
+def test_what_others_wait_for_changes_together_with_the_state_that_belongs_to_it(request) -> None:
+    loose: list[str] = []
+
+    class Watched(Worker):
+        def __setattr__(self, name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+            shared = name in ("about", "reading", "_load_error", "_state", "_reason", "_running")
+            if shared and getattr(self, "_thread", None) and not self._changed._is_owned():  # type: ignore[attr-defined]
+                loose.append(name)
+
+    broken = [True]
+
+    def load() -> Any:
+        if broken[0]:
+            raise BadCheckpoint("tiny: no config.json")
+        return pair()
+
+    worker = Watched(load, free(Engine()), idle_unload_s=0.0)
+    request.addfinalizer(worker.close)
+    worker.start()
+    with pytest.raises(BadCheckpoint):
+        worker.wait_until_loaded()
+    broken[0] = False
+    assert ask(worker)[0].last() == DONE
+    assert worker.wait_for_state("unloaded", timeout_s=WAIT_S)
+    assert worker.about is not None
+    assert loose == []
+
+
 # M11
 def test_an_idle_pair_is_freed_and_the_next_request_loads_it_again(run) -> None:
     loads: list[int] = []
