@@ -31,6 +31,15 @@ class Chip:
         emulated = self.generation is not None and self.generation < FIRST_WITH_BFLOAT16
         return mx.float32 if self.on_cpu or emulated else mx.bfloat16
 
+    @property
+    def few_rows_from_left(self) -> bool:
+        """Whether `W @ x.T` is faster than `x @ W.T` for a block's rows (`models/few_rows.py`).
+
+        MKL has other kernels for Intel's own CPUs, where a forward of 3 rows would take 1.4 times
+        as long; other CPUs were not measured.
+        """
+        return self.on_cpu and self.name.startswith("AMD")
+
 
 def chip_of(info: dict[str, Any], *, on_cpu: bool) -> Chip:
     """The chip that `mx.device_info()` describes; every field may be missing."""

@@ -1,7 +1,7 @@
-"""Products of few rows on a CPU: there the weights multiply them from the left.
+"""Products of few rows on an AMD CPU: there the weights multiply them from the left.
 
-MKL reads the weights of `W @ x.T` for some rows nearly as fast as for one, those of `x @ W.T` not:
-a forward of 4 rows takes 0.78 of the time (docs/speed.md), and a block's rows are just so many.
+On those MKL reads the weights of `W @ x.T` for some rows nearly as fast as for one, those of
+`x @ W.T` not: a forward of 4 rows, as a block has, takes 0.78 of the time (docs/speed.md).
 """
 
 import mlx.core as mx
@@ -38,8 +38,8 @@ FASTER = {nn.Linear: FewRowsLinear, nn.Embedding: FewRowsEmbedding}
 
 
 def speed_up_few_rows(model: nn.Module, chip: Chip) -> None:
-    """On a CPU, let all layers of a model with float32 weights multiply few rows from the left."""
-    for _, module in model.named_modules() if chip.on_cpu else ():
+    """Let all layers with float32 weights multiply few rows from the left, where that is faster."""
+    for _, module in model.named_modules() if chip.few_rows_from_left else ():
         if type(module) in FASTER and module.weight.dtype == mx.float32:
             module.__class__ = FASTER[type(module)]
             row = module.weight.shape[-1]

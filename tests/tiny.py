@@ -20,6 +20,7 @@ from dflash2_mlx.pair import Pair, join
 from dflash2_mlx.target import Target
 
 CPU = Chip(True, "x86_64", None)
+AMD = Chip(True, "x86_64", None, "AMD EPYC 9B45")
 M4 = Chip(False, "applegpu_g16s", 16)
 
 VOCAB, HIDDEN, NUM_LAYERS = 300, 64, 4
