@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from families import TESTED, build
+from mlx_lm.models import afm7
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import VOCAB, ScriptedDrafter, pair_of, plain_ids, tiny_drafter
 
@@ -126,7 +127,9 @@ def test_no_script_changes_anything(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", DRAFTED)
-def test_a_rewound_target_never_read_more(family: str) -> None:
+def test_a_rewound_target_never_read_more(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its keys are rounded to whole numbers, and which way a tie falls depends on a block's rows.
+    monkeypatch.setattr(afm7, "fake_8bit_quant", lambda rows, scale: rows)
     target = Target(model_of(family))
     prompt = mx.array(PROMPT[:20])
     clean = target.make_caches()
