@@ -95,7 +95,8 @@ class Flight:
 class Conversation:
     """Caches of target and drafter, which hold the same committed tokens, the anchor excluded.
 
-    Greedy unless a chooser says otherwise.
+    The drafter's lag behind by those it was not asked to look at yet. Greedy unless a chooser says
+    otherwise.
     """
 
     def __init__(
@@ -273,7 +274,6 @@ class Conversation:
             self.target.rewind_to(self.caches, self.length)
         elif flight is not None:
             self.target.rewind(self.caches, flight.reading, 0)
-        self._catch_up()
 
     def _catch_up(self) -> None:
         if self.drafter and self._unseen:
