@@ -123,7 +123,7 @@ def _table(at: dict[str, Any]) -> Table:
     chosen = {d["kind"]: d["block"] for d in at["decisions"]}
     kinds = [kind for kind in chosen if kind != "grammar"]
     for kind in kinds:
-        table.add_column(f"{kind} ", justify="right", no_wrap=True)
+        table.add_column(f"{kind:>9}", no_wrap=True)  # as wide as what stands below it
     slowest = max(row["ms"] for row in at["expected"])
     for row in at["expected"]:
         width, part = row["width"], at["parts"][row["width"]]
@@ -131,7 +131,7 @@ def _table(at: dict[str, Any]) -> Table:
         bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
         yields = [
             f"{row['tokens'][kind]:.1f} {row['tokens_per_s'][kind]:5.1f}"
-            + ("[accent]◂[/]" if chosen[kind] == width else " ")
+            + ("[accent]◂[/]" if chosen[kind] == width else "")
             for kind in kinds
         ]
         table.add_row(str(width), *times, bar, *yields)

@@ -77,10 +77,15 @@ def _title(setting: dict[str, Any], checked: Sequence[Checked]) -> str:
     return (
         f"{pair['target']} ({pair['target_bits']}-bit){drafter}; {here['chip']}, "
         f"{here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB; mlx "
-        f"{here['packages']['mlx']}; {len(checked)} prompts of "
+        f"{here['packages']['mlx']}; {_some(len(checked), 'prompt')} of "
         f"{_range(one.prompt_tokens for one in checked)} tokens, answers of "
-        f"{_range(one.output_tokens for one in checked)}, greedy, {setting['repeats']} repeats"
+        f"{_range(one.output_tokens for one in checked)}, greedy, "
+        f"{_some(setting['repeats'], 'repeat')}"
     )
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _range(counts: Iterable[int]) -> str:

@@ -65,6 +65,8 @@ def test_json_has_setting_prompts_figures_and_verdict(bench: Any) -> None:
         "decisions",
         "remarks",
     }
+    assert "; 1 prompt of " in report["title"]
+    assert report["title"].endswith(", greedy, 1 repeat")
     assert list(report["kinds"]) == ["code", "all"]
     assert list(report["kinds"]["code"]) == ["mlx-lm", "plain", "block 2", "auto"]
     assert set(report["kinds"]["code"]["auto"]) == {

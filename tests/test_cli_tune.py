@@ -1,6 +1,7 @@
 """`tune` shows what was measured and what follows from it; `doctor` says it in words."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def test_the_curve_is_shown_with_bars_and_the_block_for_each_depth(tune: Any) ->
     chosen = next(line for line in lines if line.split()[:2] == ["4", "13.1"])
     assert widest.count("█") > chosen.count("█") > 3
     assert (widest.count("◂"), chosen.count("◂")) == (0, 4)
-    assert max(len(line) for line in lines if "█" in line) <= 80
+    rows = [line for line in lines if "█" in line]
+    assert max(map(len, rows)) <= 80
+    assert len({tuple(dot.start() for dot in re.finditer(r"\.", row)) for row in rows}) == 1
     assert lines.count("code: block 4, expected 1.94x of plain decoding") == 1
 
 
