@@ -16,6 +16,7 @@ PROBE_PASSES = 8  # passes in which a probe has to pay before drafting is taken 
 EXPLORED = 4  # passes of a width in a row, of which the middle ones tell its time
 PLAIN_DUE = range(16, 19)  # passes that time plain decoding, where that was not done lately,
 PLAIN_EVERY = 128  # of so many
+PARKED_EVERY = 4  # passes of a parked drafter, one of which is timed and decided about
 OPTIMISM = 0.15  # added to every acceptance rate when a width is given up before it was timed
 QUANTIZED_CAP = 5  # rows that MLX's wide quantized kernel serves with one read of the weights
 CAP_LIFT = 0.05  # more tokens per ms that wider passes must show, measured, to lift the cap
@@ -166,32 +167,43 @@ class Pilot:
             return width
         if self._passes % PLAIN_EVERY in PLAIN_DUE and self._plain_is_due(depth):
             return 1
-        curve, parking = self._live.curve, self._parking
         if self._probe:
-            return self._look(self._probe, curve, depth)
-        best = self._best(curve, depth)
-        # Back to plain decoding at once: that is the promise. Anything else has to be worth it.
-        needed = 0.0 if best == 1 else MIN_GAIN
-        if self._running is None or self._gain(curve, best, depth, over=self._running) > needed:
-            self._running = best
-        if self._running > 1:
+            return self._look(self._probe, depth)
+        parking = self._parking
+        running = 1 if self._dozes else self._decide(depth)
+        if running > 1:
             parking.plain_passes, parking.patience = 0, FIRST_PROBE
-            return self._running
+            return running
         parking.plain_passes += 1
-        if parking.plain_passes < parking.patience or len(curve.widths) == 1:
+        if parking.plain_passes < parking.patience or len(self._live.curve.widths) == 1:
             return 1
         parking.plain_passes = 0
         self.probes += 1
         self._probe = Probe(self.acceptance)
         self.acceptance = self.acceptance.remembered(PRIOR_RATE)
-        return self._look(self._probe, curve, depth)
+        return self._look(self._probe, depth)
 
-    def _look(self, probe: Probe, curve: Curve, depth: int) -> int:
+    @property
+    def _dozes(self) -> bool:
+        """Whether nothing is computed about this pass: on a CPU the host takes time from it."""
+        return self._running == 1 and self._probe is None and self._passes % PARKED_EVERY > 0
+
+    def _decide(self, depth: int) -> int:
+        """The width that runs from here on."""
+        curve = self._live.curve
+        best = self._best(curve, depth)
+        # Back to plain decoding at once: that is the promise. Anything else has to be worth it.
+        needed = 0.0 if best == 1 else MIN_GAIN
+        if self._running is None or self._gain(curve, best, depth, over=self._running) > needed:
+            self._running = best
+        return self._running
+
+    def _look(self, probe: Probe, depth: int) -> int:
         """The next pass of a probe, plain until it is known what came of the one before."""
         if probe.awaited:
             return 1
         probe.awaited = 2  # a width is chosen before the pass in flight was watched
-        return self._best(curve, depth, drafted=True)
+        return self._best(self._live.curve, depth, drafted=True)
 
     def _to_explore(self, depth: int) -> int | None:
         """The next width to time. Wider ones are given up once a narrower one is hopeless."""
@@ -243,7 +255,7 @@ class Pilot:
         """Take in a pass that was made; `ms` None when its time says nothing."""
         self.acceptance.watch(width - 1, from_draft)
         self.shown.watch(width - 1, from_draft)
-        if ms is not None:
+        if ms is not None and not self._dozes:
             self._live.watch(width, depth, ms)
         if self._probe and width > 1:
             self._weigh(self._probe, width, depth, from_draft)

@@ -1,10 +1,12 @@
 """The choice of a block, with made-up costs: tokens per measured time decide, nothing else does."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import pytest
 
+from dflash2_mlx import tuner
 from dflash2_mlx.curve import KNOWN, Curve, LiveCurve
 from dflash2_mlx.tuner import (
     CAP_LIFT,
@@ -12,6 +14,7 @@ from dflash2_mlx.tuner import (
     FIRST_PROBE,
     LAST_PROBE,
     MIN_GAIN,
+    PARKED_EVERY,
     PLAIN_EVERY,
     PROBE_PASSES,
     Acceptance,
@@ -220,6 +223,27 @@ def test_acceptance_that_falls_to_nothing_parks_and_comes_back() -> None:
     back = fly(pilot, LAST_PROBE + PROBE_PASSES + 4, mostly(9), KNEE)
     assert set(back[-3:]) == {4}
     assert not pilot.parked
+
+
+def test_most_passes_of_a_parked_drafter_cost_no_arithmetic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their host shares the cores with the pass on a CPU."""
+    calls: Counter[str] = Counter()
+    for owner, name in ((LiveCurve, "watch"), (tuner, "best_width")):
+        real = getattr(owner, name)
+
+        def counted(*args: object, real: Callable = real, name: str = name) -> object:
+            calls[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+    pilot = pilot_for(LOSING, rate=0.1)
+    fly(pilot, PARKED_EVERY, lambda _: 0, LOSING)
+    assert pilot.parked
+    calls.clear()
+    fly(pilot, 8 * PARKED_EVERY, lambda _: 0, LOSING)
+    assert calls == {"watch": 8, "best_width": 8}
 
 
 def test_probes_grow_rarer_with_every_failure() -> None:
