@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from dflash2_mlx.curve import Curve, LiveCurve
 
 MIN_GAIN = 0.03  # another block must promise this much more before it replaces the running one
-FIRST_PROBE = 64  # plain passes before the drafter is looked at again; doubles with every failure
-LAST_PROBE = 192
+FIRST_PROBE = 64  # plain passes before the drafter is looked at again; so many more every failure
+LAST_PROBE = 384
 PROBE_PASSES = 8  # passes in which a probe has to pay before drafting is taken up again
 EXPLORED = 4  # passes of a width in a row, of which the middle ones tell its time
 PLAIN_DUE = range(16, 19)  # passes that time plain decoding, where that was not done lately,
@@ -273,7 +273,7 @@ class Pilot:
         probe.gain_ms += (from_draft + 1) * curve.ms(1, depth) - curve.ms(width, depth)
         if probe.gain_ms < 0:
             self.acceptance, self._probe = probe.before, None
-            self._parking.patience = min(2 * self._parking.patience, LAST_PROBE)
+            self._parking.patience = min(self._parking.patience + FIRST_PROBE, LAST_PROBE)
         elif probe.passes == PROBE_PASSES:
             self._running, self._probe = None, None
 

@@ -248,12 +248,12 @@ def test_most_passes_of_a_parked_drafter_cost_no_arithmetic(
 
 def test_probes_grow_rarer_with_every_failure() -> None:
     pilot = pilot_for(LOSING, rate=0.1)
-    widths = fly(pilot, 2000, lambda _: 0, LOSING)
+    widths = fly(pilot, 4000, lambda _: 0, LOSING)
     probed = [place for place, width in enumerate(widths) if width > 1]
     between = [after - before for before, after in pairwise(probed)]
     assert probed[0] == FIRST_PROBE - 1
-    assert between[0] == 2 * FIRST_PROBE < LAST_PROBE
-    assert set(between[1:]) == {LAST_PROBE}
+    assert between[:5] == [128, 192, 256, 320, LAST_PROBE]
+    assert set(between[5:]) == {LAST_PROBE}
     assert pilot.probes == len(probed) < 0.02 * len(widths)
 
 
