@@ -1,5 +1,6 @@
 """A whole benchmark as plain values, with what it was made with and what follows from it."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -36,11 +37,15 @@ def report(
 ) -> dict[str, Any]:
     """Everything as plain values: setting, prompts, figures, verdict, and remarks in words.
 
+    What the tuner decides is told for the depth at which passes ran on average.
+
     `tuned`: auto knew the times of this pair before the first answer.
     """
     by_kind, left = figures(runs, tasks), differences(runs, tasks)
     checked, looping = check(tasks), looping_kinds(tasks)
     sound = {kind: by_name for kind, by_name in by_kind.items() if kind not in looping}
+    depth = round(statistics.mean(one.prompt_tokens + one.output_tokens / 2 for one in checked))
+    decided = decisions(pair.tuning.learned, depth) if pair.tuning else []
     remarks = _on_auto(sound) + _on_pair(pair, sound) + _on_ids(left)
     setting = {
         "command": command,
@@ -50,6 +55,7 @@ def report(
         "repeats": repeats,
         "sampling": "greedy",
         "tuned_before": tuned,
+        "decided_behind_tokens": depth,
     }
     return {
         "title": _title(setting, checked),
@@ -62,7 +68,7 @@ def report(
         "invalid_kinds": looping,
         "verdict": verdict(sound),
         "differences": {name: [asdict(one) for one in found] for name, found in left.items()},
-        "decisions": [asdict(one) for one in decisions(pair.tuning.known)] if pair.tuning else [],
+        "decisions": [asdict(one) for one in decided],
         "remarks": remarks + _on_loops(checked, looping) + ([] if tuned else [UNTUNED]),
     }
 

@@ -51,7 +51,10 @@ def decisions(known: Known, depth: int = USUAL_DEPTH) -> list[Decision]:
 
 
 def in_words(key: str, known: Known) -> str:
-    """One line on one pair of the store."""
+    """One line on one pair of the store, for a text of usual length."""
     target, drafter, bits = key.split(SEPARATOR)[-3:]
     told = "; ".join(f"{decision.kind}: {decision.reason}" for decision in decisions(known))
-    return f"{target} with {drafter} ({bits}): {told}; by times of {known.when or 'no date'}"
+    return (
+        f"{target} with {drafter} ({bits}), behind {USUAL_DEPTH} tokens: {told}; "
+        f"by times of {known.when or 'no date'}"
+    )

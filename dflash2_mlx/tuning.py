@@ -181,7 +181,12 @@ class Tuning:
         measured = self.known.measured or (pilot.explored and kind != "grammar")
         self.known = replace(self.known, acceptance=acceptance, measured=measured)
         if passes >= FEW_PASSES and measured:
-            self.store.save(self.key, replace(self.known, curve=self._live.curve, when=_today()))
+            self.store.save(self.key, replace(self.learned, when=_today()))
+
+    @property
+    def learned(self) -> Known:
+        """What is known by now, the times of this process included."""
+        return replace(self.known, curve=self._live.curve)
 
     def measure(self, curve: Curve) -> bool:
         """Take over a curve that was measured; False when it could not be written."""

@@ -35,6 +35,7 @@ from dflash2_mlx.bench import (
 from dflash2_mlx.bench_figures import ALL, check, differences, figures, looping_kinds, verdict
 from dflash2_mlx.bench_report import report
 from dflash2_mlx.curve import Curve
+from dflash2_mlx.decision import decisions
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.parity import Prompt
@@ -403,6 +404,20 @@ def test_a_report_says_what_it_was_made_with(tmp_path: Path) -> None:
     assert "2 prompts of 15 to 27 tokens, answers of 12, greedy, 2 repeats" in told["title"]
     assert [prompt["prompt_tokens"] for prompt in told["prompts"]] == [15, 27]
     assert set(told["prompts"][0]["figures"]) == {MLX_LM, PLAIN, "block 2", "block 4", AUTO}
+
+
+def test_a_report_tells_what_was_decided_by_what_these_answers_showed(tmp_path: Path) -> None:
+    """Not by the times of before, nor for a context that no answer had."""
+    pair = tuned(tmp_path)
+    runs, tasks = bench_all(pair)
+    pair.tuning.measure(Curve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.7}))
+    for width, ms in ((1, 1.0), (2, 9.0), (4, 9.0), (8, 9.0)):
+        for _ in range(10):
+            pair.tuning.pilot("code").watch(width, 30, 0, ms)
+    told = report(pair, runs, tasks, max_tokens=12, repeats=2, command="bench ...")
+    assert told["setting"]["decided_behind_tokens"] == 27
+    assert {one["block"] for one in told["decisions"]} == {1}
+    assert 1 not in {one.block for one in decisions(pair.tuning.known, 27)}
 
 
 def test_known_figures_of_a_drafter_are_compared_with() -> None:

@@ -165,7 +165,7 @@ def test_doctor_says_what_was_decided_and_why(pair: Pair, store: Store) -> None:
     store.save(pair.tuning.key, entry)
     line = next(line for line in doctor().splitlines() if line.startswith("tuning"))
     assert line == (
-        "tuning           tiny folder with tiny drafter (32-bit float32): "
+        "tuning           tiny folder with tiny drafter (32-bit float32), behind 1000 tokens: "
         "code: parked: drafting would run at 0.46x of plain decoding (block 2); "
         "maths: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "copy: parked: drafting would run at 0.76x of plain decoding (block 2); "
