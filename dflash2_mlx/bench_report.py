@@ -37,9 +37,8 @@ def report(
 ) -> dict[str, Any]:
     """Everything as plain values: setting, prompts, figures, verdict, and remarks in words.
 
-    What the tuner decides is told for the depth at which passes ran on average.
-
-    `tuned`: auto knew the times of this pair before the first answer.
+    `tuned`: auto knew the times of this pair before the first answer. What the tuner decides is
+    told for the depth at which passes ran on average.
     """
     by_kind, left = figures(runs, tasks), differences(runs, tasks)
     checked, looping = check(tasks), looping_kinds(tasks)

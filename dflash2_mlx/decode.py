@@ -224,7 +224,8 @@ class Conversation:
         self._unread = None if self._unread is flight else self._unread
         self._settle_context()
         if len(self._unseen) >= MAX_UNSEEN:
-            self._catch_up()
+            self._see()
+            mx.async_eval([cache.state for cache in self.context])
 
     def _settle_context(self) -> None:
         """Let go of drafter rows behind the committed tokens, where the device knew how many."""
@@ -274,11 +275,6 @@ class Conversation:
             self.target.rewind_to(self.caches, self.length)
         elif flight is not None:
             self.target.rewind(self.caches, flight.reading, 0)
-
-    def _catch_up(self) -> None:
-        if self.drafter and self._unseen:
-            self._see()
-            mx.async_eval([cache.state for cache in self.context])
 
     def _skip_unseen(self, num_tokens: int) -> int:
         limit = self.drafter.context_rows if self.drafter else None

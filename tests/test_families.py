@@ -128,7 +128,7 @@ def test_no_script_changes_anything(family: str) -> None:
 
 @pytest.mark.parametrize("family", DRAFTED)
 def test_a_rewound_target_never_read_more(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its keys are rounded to whole numbers, and which way a tie falls depends on a block's rows.
+    # Keys of afm7 are rounded to whole numbers; which way a tie falls depends on a block's rows.
     monkeypatch.setattr(afm7, "fake_8bit_quant", lambda rows, scale: rows)
     target = Target(model_of(family))
     prompt = mx.array(PROMPT[:20])

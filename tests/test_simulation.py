@@ -169,7 +169,7 @@ def test_drafting_is_taken_up_again_when_a_text_allows_it() -> None:
         pilot = pilot_on(chip, LiveCurve(curve_of(chip)), measured=True, before=None)
         outcome = replay(pilot, curve_of(chip), runs, 1500, 500)
         assert not pilot.parked
-        assert set(outcome.widths[-58:-8]).isdisjoint({1})  # the end cuts the last
+        assert set(outcome.widths[-51:-1]).isdisjoint({1})  # the end may cut the last
 
 
 # The demo pair, recorded
