@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dflash2_mlx.cli.console import write
+from dflash2_mlx.words import counted
 
 if TYPE_CHECKING:
     from dflash2_mlx.generation import Result
@@ -29,7 +30,7 @@ def summary(result: "Result", params: "SamplingParams", *, incomplete: bool = Fa
     `incomplete`: the answer stopped before its grammar did.
     """
     state = result.effective
-    num_tokens = _counted(result.completion_tokens, "token")
+    num_tokens = counted(result.completion_tokens, "token")
     parts = [
         num_tokens,
         f"{result.decode_tokens_per_s:.1f} tok/s",
@@ -39,7 +40,7 @@ def summary(result: "Result", params: "SamplingParams", *, incomplete: bool = Fa
     if result.cached_tokens:
         parts.append(f"{result.cached_tokens} of {result.prompt_tokens} prompt tokens known")
     if result.redecided:
-        parts.append(f"{_counted(result.redecided, 'near tie')} decided once more")
+        parts.append(f"{counted(result.redecided, 'near tie')} decided once more")
     if sampling := replace(params, seed=state.seed).describe():
         parts.append(sampling)
     if result.finish_reason == "length":
@@ -47,7 +48,3 @@ def summary(result: "Result", params: "SamplingParams", *, incomplete: bool = Fa
         what = "JSON" if is_json else "answer"
         parts.append(f"stopped at {num_tokens}" + f", so the {what} is incomplete" * incomplete)
     return " · ".join(parts)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -21,6 +21,7 @@ from dflash2_mlx.decision import decisions
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.parity import Difference
 from dflash2_mlx.setting import compared_with_published, machine, of_pair
+from dflash2_mlx.words import counted
 
 UNTUNED = "auto had no times of this pair before, and took them in its first answers; bench again"
 
@@ -82,15 +83,11 @@ def _title(setting: dict[str, Any], checked: Sequence[Checked]) -> str:
     return (
         f"{pair['target']} ({pair['target_bits']}-bit){drafter}; {here['chip']}, "
         f"{here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB; mlx "
-        f"{here['packages']['mlx']}; {_some(len(checked), 'prompt')} of "
+        f"{here['packages']['mlx']}; {counted(len(checked), 'prompt')} of "
         f"{_range(one.prompt_tokens for one in checked)} tokens, answers of "
         f"{_range(one.output_tokens for one in checked)}, greedy, "
-        f"{_some(setting['repeats'], 'repeat')}"
+        f"{counted(setting['repeats'], 'repeat')}"
     )
-
-
-def _some(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _range(counts: Iterable[int]) -> str:
