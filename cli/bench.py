@@ -36,7 +36,9 @@ def bench(
     blocks: Annotated[
         str | None,
         typer.Option(
-            metavar="N,..", help="Block sizes to try.", show_default="all that auto chooses from"
+            metavar="N,..|none",
+            help="Block sizes to try.",
+            show_default="all that auto chooses from",
         ),
     ] = None,
     prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Prompts of each kind.")] = 2,
@@ -128,9 +130,14 @@ def _names(text: str | None) -> list[str] | None:
 
 
 def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    if text == "none":
+        return []
     try:
-        return None if text is None else [int(number) for number in text.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
         raise typer.BadParameter(
-            f"expected numbers with commas between them, got {text!r}", param_hint="--blocks"
+            f"expected numbers with commas between them, or none, got {text!r}",
+            param_hint="--blocks",
         ) from None

@@ -117,7 +117,14 @@ def test_options_reach_the_benchmark(bench: Any, monkeypatch: pytest.MonkeyPatch
     assert (asked["max_tokens"], asked["repeats"]) == (3, 2)
 
 
-@pytest.mark.parametrize("text", ["x", "2,,3", "", "2.5"])
+def test_no_block_at_all_leaves_plain_decoding_and_auto(bench: Any) -> None:
+    report = json.loads(bench("--json", "--blocks", "none").stdout)
+    assert list(report["kinds"]["code"]) == ["mlx-lm", "plain", "auto"]
+    ratios = report["verdict"]["code"]
+    assert ratios["of_best_block"] == ratios["of_plain"]
+
+
+@pytest.mark.parametrize("text", ["x", "2,,3", "", "2.5", "none,2"])
 def test_blocks_that_are_no_numbers_are_wrong_usage(bench: Any, text: str) -> None:
     result = bench("--blocks", text)
     assert result.exit_code == 2
