@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dflash2_mlx.cli.console import write
+from dflash2_mlx.cli.console import think, write
+from dflash2_mlx.server.events import Event, Reasoning, Text
 from dflash2_mlx.words import counted
 
 if TYPE_CHECKING:
@@ -12,27 +13,37 @@ if TYPE_CHECKING:
     from dflash2_mlx.sampling import SamplingParams
 
 
-def show(pieces: Iterable[str]) -> None:
-    """Write the pieces to stdout as they come, and end their line even when they break off."""
-    wrote = False
+def show(events: Iterable[Event]) -> None:
+    """Write text to stdout and thoughts to stderr as they come, each ending its line.
+
+    Also when they break off.
+    """
+    last = None
     try:
-        for piece in pieces:
-            write(piece)
-            wrote = wrote or bool(piece)
+        for event in events:
+            if not isinstance(event, Text | Reasoning) or not event.text:
+                continue
+            put = write if isinstance(event, Text) else think
+            if last not in (None, put):
+                last("\n")
+            last = put
+            put(event.text)
     finally:
-        if wrote:
-            write("\n")
+        if last is not None:
+            last("\n")
 
 
-def summary(result: "Result", params: "SamplingParams", *, incomplete: bool = False) -> str:
+def summary(
+    result: "Result", params: "SamplingParams", *, thought: int = 0, incomplete: bool = False
+) -> str:
     """One line: how much came, how fast, whether drafting helped, how tokens were chosen.
 
-    `incomplete`: the answer stopped before its grammar did.
+    `thought` of its tokens were thinking. `incomplete`: it stopped before its grammar did.
     """
     state = result.effective
     num_tokens = counted(result.completion_tokens, "token")
     parts = [
-        num_tokens,
+        num_tokens + f", {thought} of them thought" * (thought > 0),
         f"{result.decode_tokens_per_s:.1f} tok/s",
         f"{result.tokens_per_pass:.2f} tokens per pass",
         f"drafting {'on' if state.drafting else 'off'}: {state.reason}",

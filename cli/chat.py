@@ -13,8 +13,10 @@ from dflash2_mlx.cli.console import complain, note
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command
 from dflash2_mlx.cli.memory import MemoryOptions
 from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, prompt_option, spread
+from dflash2_mlx.cli.thinking import ThinkingOptions
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.folders import cache_root
+from dflash2_mlx.server.events import Ask
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 def chat(
     model: ModelOptions,
     sampling: SamplingOptions,
+    thinking: ThinkingOptions,
     memory: MemoryOptions,
     system: Annotated[
         str | None, prompt_option(metavar="S", help="Instructions that come before the first turn.")
@@ -43,9 +46,8 @@ def chat(
     memory.plan(pair)
     conversation = Conversation(
         pair,
-        sampling.params(pair),
+        Ask(sampling=sampling.given(), max_tokens=sampling.max_tokens, template=thinking.template),
         system=system,
-        max_tokens=sampling.max_tokens,
         block_size=model.block(),
         exact=model.exact,
     )
@@ -86,11 +88,14 @@ def _obey(conversation: Conversation, line: str) -> None:
 
 def _reply(conversation: Conversation, text: str) -> None:
     try:
-        with closing(conversation.ask(text)) as pieces:
-            show(pieces)
+        with closing(conversation.ask(text)) as events:
+            show(events)
     finally:
+        for told in conversation.notes:
+            note(told)
         if conversation.result and conversation.result.completion_tokens:
-            note(summary(conversation.result, conversation.params))
+            thought = conversation.num_thought
+            note(summary(conversation.result, conversation.params, thought=thought))
 
 
 def piped() -> Iterator[str]:

@@ -24,6 +24,12 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def think(text: str) -> None:
+    """Write a piece of the model's thinking to stderr, at once; muted on a terminal."""
+    shown = text.translate(_ACTING) if err.is_terminal else text
+    err.print(shown, style="muted", end="", markup=False, emoji=False, soft_wrap=True)
+
+
 def note(text: str, style: str = "muted") -> None:
     """Write one line to stderr in a style of the theme; brackets in `text` are only text."""
     line = " ".join(part.strip() for part in text.splitlines())

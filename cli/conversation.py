@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.server.events import Ask, Event, Level, Reasoning, Text
 
 if TYPE_CHECKING:
     from dflash2_mlx.generation import Result
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "/reset": "forget the conversation so far",
     "/system": "TEXT sets the instructions; alone it shows them",
+    "/think": "LEVEL sets how long the model thinks (none, low, medium, high); alone it shows that",
     "/save": "FILE.md or FILE.json: write the conversation there",
     "/help": "show these commands",
     "/quit": "leave, as Ctrl-D does",
@@ -36,9 +39,8 @@ class Conversation:
 
     Args:
         pair: the loaded models.
-        params: how tokens are chosen, in every turn.
+        asked: what every turn asks for besides its messages: sampling, length, reasoning effort.
         system: instructions that come before the first turn.
-        max_tokens: the most tokens of one answer; None is as many as the model can read.
         block_size: tokens checked at once.
         exact: settle near ties by passes of their own.
     """
@@ -46,22 +48,28 @@ class Conversation:
     def __init__(
         self,
         pair: "Pair",
-        params: "SamplingParams",
+        asked: Ask,
         *,
         system: str | None = None,
-        max_tokens: int | None = None,
         block_size: int | Literal["auto"] = "auto",
         exact: bool = False,
     ) -> None:
         self.pair = pair
-        self.params = params
+        self.asked = asked
         self.system = system
-        self.max_tokens = max_tokens
         self.block_size = block_size
         self.exact = exact
         self.turns: list[dict[str, str]] = []
         self.result: Result | None = None  # of the last answer
+        self.num_thought = 0  # tokens of it
+        self.notes: list[str] = []  # what the last question gave to tell, for the first time
+        self._told: set[str] = set()
         self._saved: set[Path] = set()
+
+    @property
+    def params(self) -> "SamplingParams":
+        """How tokens are chosen, in every turn."""
+        return self.pair.sampling(**self.asked.sampling)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -69,8 +77,8 @@ class Conversation:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.turns]
 
-    def ask(self, text: str) -> Generator[str]:
-        """Yield the answer piece by piece; `result` then holds its figures.
+    def ask(self, text: str) -> Generator[Event]:
+        """Yield the answer piece by piece, thoughts and text; `result` then holds its figures.
 
         Closing the iterator early stops the answer and keeps what came of it. A question that
         got no answer at all is not kept, so an error leaves the conversation as it was.
@@ -79,32 +87,34 @@ class Conversation:
             DFlashError: the question cannot be answered, for instance for its length.
         """
         from dflash2_mlx.generation import stream_generate
-        from dflash2_mlx.marking import marks_of
+        from dflash2_mlx.server.answer import listen, reader_for
+        from dflash2_mlx.server.prompt import prepare
 
-        self.result = None
+        self.result, self.notes = None, []
         question = {"role": "user", "content": text}
-        messages = [*self.messages, question]
-        ids = self.pair.encode_chat(messages)
+        prepared = prepare(self.pair, replace(self.asked, messages=(*self.messages, question)))
+        self.notes = [told for told in prepared.notes if told not in self._told]
+        self._told.update(self.notes)
         generation = stream_generate(
             self.pair,
-            ids,
-            self.params,
-            max_tokens=self.max_tokens,
+            prepared.ids,
+            prepared.sampling,
+            max_tokens=self.asked.max_tokens,
             block_size=self.block_size,
             exact=self.exact,
-            marks=marks_of(self.pair, messages, ids, {}),
+            marks=prepared.marks,
         )
-        answer, finished = "", False
+        reader = reader_for(self.pair, prepared)
+        answer = {"role": "assistant", "content": ""}
         try:
-            for step in generation:
-                answer += step.text
-                finished = step.finish_reason is not None
-                yield step.text
+            for event in listen(reader, generation):
+                _take_in(answer, event)
+                yield event
         finally:
-            if answer or finished:
-                self.turns += [question, {"role": "assistant", "content": answer}]
             generation.close()
-            self.result = generation.result
+            self.result, self.num_thought = generation.result, reader.num_reasoning
+            if self.result.finish_reason or answer["content"] or len(answer) > 2:
+                self.turns += [question, answer]
 
     def command(self, line: str) -> str:
         """Run a /command and return what there is to tell about it.
@@ -119,6 +129,8 @@ class Conversation:
                 return self._reset()
             case "/system":
                 return self._set_system(rest.strip())
+            case "/think":
+                return self._set_effort(rest.strip())
             case "/save":
                 return self._save(rest.strip())
             case "/help":
@@ -136,6 +148,15 @@ class Conversation:
             self.system = text
             return "system prompt set"
         return f"system prompt: {self.system}" if self.system else "no system prompt"
+
+    def _set_effort(self, level: str) -> str:
+        if level:
+            if level not in get_args(Level):
+                known = ", ".join(get_args(Level))
+                raise InvalidRequest(f"/think expects one of {known}, got {level!r}")
+            self.asked = replace(self.asked, template={"reasoning_effort": level})
+        level = self.asked.template.get("reasoning_effort", "the model's own way")
+        return f"thinking: {level}"
 
     def _save(self, name: str) -> str:
         if not self.turns:
@@ -161,5 +182,20 @@ class Conversation:
     def as_markdown(self) -> str:
         """The conversation as a page with one heading for each turn."""
         titles = {"system": "System", "user": "You", "assistant": self.pair.name}
-        parts = [f"## {titles[m['role']]}\n\n{m['content'].strip()}\n" for m in self.messages]
+        parts = [f"## {titles[m['role']]}\n\n{_as_paragraphs(m)}\n" for m in self.messages]
         return "\n".join([f"# Chat with {self.pair.name}\n", *parts])
+
+
+def _take_in(answer: dict[str, str], event: Event) -> None:
+    """Put a piece of an answer where templates look for it."""
+    if isinstance(event, Text):
+        answer["content"] += event.text
+    elif isinstance(event, Reasoning):
+        answer["reasoning_content"] = answer.get("reasoning_content", "") + event.text
+
+
+def _as_paragraphs(message: dict[str, str]) -> str:
+    """A turn's text, behind its thought as a quotation."""
+    thought = message.get("reasoning_content", "").strip()
+    quoted = "".join(f"> {line}".rstrip() + "\n" for line in thought.splitlines())
+    return "\n".join(part for part in (quoted, message["content"].strip()) if part)

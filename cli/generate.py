@@ -2,7 +2,6 @@
 
 import json
 from contextlib import closing
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -12,7 +11,9 @@ from dflash2_mlx.cli.console import note, write
 from dflash2_mlx.cli.grammar import GrammarOptions
 from dflash2_mlx.cli.options import ModelOptions, ScoredSamplingOptions, prompt_option, spread
 from dflash2_mlx.cli.texts import stdin_text
+from dflash2_mlx.cli.thinking import ThinkingOptions
 from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.server.events import Ask
 
 
 @spread
@@ -23,6 +24,7 @@ def generate(
     model: ModelOptions,
     sampling: ScoredSamplingOptions,
     form: GrammarOptions,
+    thinking: ThinkingOptions,
     system: Annotated[
         str | None, prompt_option(metavar="S", help="Instructions that come before the prompt.")
     ] = None,
@@ -34,34 +36,47 @@ def generate(
     ] = False,
 ) -> None:
     """Answer one prompt."""
-    if raw and system is not None:
-        raise typer.BadParameter("cannot be used with --raw", param_hint="--system")
+    formatted = {"--system": system, "--reasoning-effort": thinking.reasoning_effort}
+    if raw and (given := [option for option, value in formatted.items() if value is not None]):
+        raise typer.BadParameter("cannot be used with --raw", param_hint=given[0])
     if sampling.logprobs is not None and not as_json:
         raise typer.BadParameter("needs --json, which prints them", param_hint="--logprobs")
     if prompt == "-" and form.from_stdin:
         raise typer.BadParameter("cannot read stdin with --prompt -", param_hint=form.from_stdin)
     messages = _messages(system, stdin_text("prompt") if prompt == "-" else prompt)
-    grammar = form.read()
+    asked = Ask(
+        messages=() if raw else tuple(messages),
+        prompt=messages[-1]["content"] if raw else None,
+        sampling=sampling.given(),
+        max_tokens=sampling.max_tokens,
+        grammar=form.read(),
+        template=thinking.template,
+    )
     pair = model.load(sampling)
-    params = replace(sampling.params(pair), grammar=grammar)
-    # A grammar holds from the first token on, so a thinking model has no room to think.
-    template = {} if grammar is None else {"enable_thinking": False}
 
     from dflash2_mlx.generation import stream_generate
+    from dflash2_mlx.server.answer import listen, reader_for
+    from dflash2_mlx.server.prompt import prepare
 
+    prepared = prepare(pair, asked)
+    for told in prepared.notes:
+        note(told)
     generation = stream_generate(
         pair,
-        pair.encode(messages[-1]["content"]) if raw else pair.encode_chat(messages, **template),
-        params,
-        max_tokens=sampling.max_tokens,
+        prepared.ids,
+        prepared.sampling,
+        max_tokens=asked.max_tokens,
         block_size=model.block(),
         exact=model.exact,
     )
+    reader = reader_for(pair, prepared)
     with closing(generation):
-        show("" if as_json else step.text for step in generation)
+        show(event for event in listen(reader, generation) if not as_json)
+    result, thought = generation.result, reader.num_reasoning
     if as_json:
-        write(json.dumps(generation.result.to_dict()) + "\n")
-    note(summary(generation.result, params, incomplete=generation.incomplete))
+        write(json.dumps(result.to_dict()) + "\n")
+    incomplete = generation.incomplete
+    note(summary(result, prepared.sampling, thought=thought, incomplete=incomplete))
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dflash2_mlx.defaults import merged
-from dflash2_mlx.errors import ContextExceeded
 from dflash2_mlx.sampling import SamplingParams
 
 EFFECTIVE = {
@@ -34,6 +33,7 @@ class FakeEngine:
     script: Sequence[str | BaseException] = ("Hel", "lo")
     finish_reason: str = "stop"
     incomplete: bool = False
+    thinks: bool = False
     redecided: int = 0
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     loads: list[dict[str, Any]] = field(default_factory=list)
@@ -51,8 +51,6 @@ class FakeEngine:
     def stream_generate(
         self, pair: "FakePair", prompt_ids: list[int], sampling: Any = None, **options: Any
     ) -> "FakeGeneration":
-        if len(prompt_ids) > pair.context_limit:
-            raise ContextExceeded(f"prompt has {len(prompt_ids)} tokens, the model reads 999")
         self.requests.append({"prompt_ids": prompt_ids, "sampling": sampling, **options})
         return FakeGeneration(self)
 
@@ -72,14 +70,31 @@ class FakeEngine:
         return self
 
 
+class FakeTokenizer:
+    """Bytes; its template takes everything, and knows thoughts where `thinks`."""
+
+    def __init__(self, thinks: bool) -> None:
+        self.chat_template = "{{ enable_thinking }}" if thinks else "{{ messages }}"
+        self.think_start, self.think_end = ("<think>", "</think>") if thinks else (None, None)
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **variables: Any) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
+
+
 class FakePair:
     name = "tiny"
     notes = ("dequantized to [float32]",)
     context_limit = 999
     prefix_cache = None
+    end_tokens = frozenset({0})
+    target = SimpleNamespace(vocab_size=256)
 
     def __init__(self, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
+        self.tokenizer = FakeTokenizer(self.engine.thinks)
 
     def encode(self, text: str) -> list[int]:
         self.engine.prompts.append(text)
@@ -112,7 +127,10 @@ class FakeGeneration:
             self.pieces.append(piece)
             last = number == len(self.engine.script)
             yield SimpleNamespace(
-                text=piece, finish_reason=self.engine.finish_reason if last else None
+                text=piece,
+                tokens=(ord("x"),),
+                from_draft=0,
+                finish_reason=self.engine.finish_reason if last else None,
             )
 
     def __iter__(self) -> "FakeGeneration":

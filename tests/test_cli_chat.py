@@ -21,7 +21,7 @@ from dflash2_mlx.cli.app import app
 from dflash2_mlx.cli.chat import converse, make_history, make_session, piped, typed
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
-from dflash2_mlx.sampling import SamplingParams
+from dflash2_mlx.server.events import Ask, Reasoning, Text
 
 HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
@@ -33,11 +33,11 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def conversation(engine: FakeEngine) -> Conversation:
-    return Conversation(FakePair(engine), params=SamplingParams())
+    return Conversation(FakePair(engine), Ask())
 
 
 def answered(conversation: Conversation, text: str) -> str:
-    return "".join(conversation.ask(text))
+    return "".join(event.text for event in conversation.ask(text) if isinstance(event, Text))
 
 
 class TestConversation:
@@ -50,7 +50,7 @@ class TestConversation:
 
     def test_a_stopped_answer_is_kept_as_far_as_it_came(self, conversation) -> None:
         with closing(conversation.ask("Hi")) as pieces:
-            assert next(pieces) == "Hel"
+            assert next(pieces).text == "Hel"
         assert conversation.turns[1]["content"] == "Hel"
         assert conversation.result.completion_tokens == 1
 
@@ -152,6 +152,83 @@ class TestCommands:
             conversation.command(f"/save {tmp_path}/chat.md")
 
 
+THOUGHTFUL = ("<think>", "\nA gree", "ting.", "\n</think>", "\n\nHel", "lo")
+THOUGHT = "A greeting."
+
+
+@pytest.fixture
+def thinker(engine: FakeEngine) -> FakeEngine:
+    engine.thinks, engine.script = True, THOUGHTFUL
+    return engine
+
+
+class TestThinking:
+    def test_thoughts_are_no_part_of_the_answer(self, thinker) -> None:
+        conversation = Conversation(FakePair(thinker), Ask())
+        events = list(conversation.ask("Hi"))
+        assert "".join(one.text for one in events if isinstance(one, Reasoning)) == THOUGHT
+        assert "".join(one.text for one in events if isinstance(one, Text)) == "Hello"
+        assert conversation.num_thought == 3  # with its end
+
+    def test_the_next_turn_hands_them_to_the_template_apart(self, thinker) -> None:
+        conversation = Conversation(FakePair(thinker), Ask())
+        answered(conversation, "Hi")
+        answered(conversation, "Bye")
+        assert thinker.prompts[1][1] == {**HELLO[1], "reasoning_content": THOUGHT}
+
+    def test_a_thought_that_the_template_opened_is_one(self, thinker) -> None:
+        thinker.script = ("A greeting.\n</think>\n\n", "Hello")
+        conversation = Conversation(FakePair(thinker), Ask())
+        assert answered(conversation, "Hi<think>\n") == "Hello"  # the prompt's end opens it
+
+    def test_an_answer_stopped_in_its_thought_is_kept(self, thinker) -> None:
+        conversation = Conversation(FakePair(thinker), Ask())
+        with closing(conversation.ask("Hi")) as events:
+            next(events)
+        assert conversation.turns == [
+            HELLO[0],
+            {"role": "assistant", "content": "", "reasoning_content": "A gree"},
+        ]
+
+    def test_thoughts_go_to_stderr_and_the_answer_to_stdout(self, thinker) -> None:
+        result = piped_chat("Hi\n")
+        assert result.stdout == "Hello\n"
+        assert THOUGHT in result.stderr.splitlines()
+        assert "6 tokens, 3 of them thought · " in result.stderr
+
+    def test_the_effort_is_the_option_until_a_command_changes_it(self, thinker) -> None:
+        lines = "Hi\n/think\n/think none\nHi\n/think high\nHi\n"
+        result = piped_chat(lines, "--reasoning-effort", "low")
+        assert thinker.templates == [
+            {"enable_thinking": True},
+            {"enable_thinking": False},
+            {"enable_thinking": True},
+        ]
+        told = [line for line in result.stderr.splitlines() if line.startswith("thinking: ")]
+        assert told == ["thinking: low", "thinking: none", "thinking: high"]
+
+    def test_without_either_the_model_thinks_as_it_does(self, thinker) -> None:
+        assert "thinking: the model's own way" in piped_chat("/think\nHi\n").stderr
+        assert thinker.templates == [{}]
+
+    def test_a_model_that_does_not_think_says_so_once(self, engine) -> None:
+        told = "this model has no levels of reasoning: reasoning_effort has no effect"
+        assert piped_chat("Hi\nBye\n", "--reasoning-effort", "low").stderr.count(told) == 1
+
+    def test_an_effort_that_is_none_is_refused(self, engine, conversation) -> None:
+        assert piped_chat("Hi\n", "--reasoning-effort", "loud").exit_code == 2
+        with pytest.raises(InvalidRequest, match=r"/think expects one of none, .*, got 'loud'"):
+            conversation.command("/think loud")
+
+    def test_a_saved_page_quotes_them(self, thinker, tmp_path: Path) -> None:
+        thinker.script = ("<think>One.\n\nTwo.</think>Hello",)
+        conversation = Conversation(FakePair(thinker), Ask())
+        answered(conversation, "Hi")
+        conversation.command(f"/save {tmp_path}/chat.md")
+        page = (tmp_path / "chat.md").read_text()
+        assert page.endswith("## tiny\n\n> One.\n>\n> Two.\n\nHello\n")
+
+
 def piped_chat(stdin: str | bytes, *options: str) -> Result:
     return CliRunner().invoke(app, ["chat", "--model", "tiny", *options], input=stdin)
 
@@ -189,7 +266,10 @@ class TestPiped:
         result = piped_chat("Hi\n" + "x" * 1000 + "\nBye\n")
         assert (result.exit_code, result.stdout) == (0, "Hello\nHello\n")
         errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
-        assert errors == ["error: prompt has 1007 tokens, the model reads 999"]
+        assert errors == [
+            "error: the prompt has 1007 tokens, the model's maximum context length is 999 tokens; "
+            "shorten the prompt"
+        ]
         assert engine.prompts[-1] == [*HELLO, {"role": "user", "content": "Bye"}]
 
     def test_bytes_that_are_not_text_are_told_and_skipped(self, engine: FakeEngine) -> None:

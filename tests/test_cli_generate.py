@@ -94,10 +94,32 @@ def test_a_prompt_without_text_is_refused_before_anything_is_loaded(
     assert not engine.loads
 
 
-def test_a_system_prompt_has_no_place_in_a_raw_prompt(engine: FakeEngine) -> None:
-    result = run("--prompt", "Hi", "--raw", "--system", "Be brief")
+@pytest.mark.parametrize(("option", "value"), [("--system", "No"), ("--reasoning-effort", "low")])
+def test_what_a_chat_format_is_for_has_no_place_in_a_raw_prompt(
+    engine: FakeEngine, option: str, value: str
+) -> None:
+    result = run("--prompt", "Hi", "--raw", option, value)
     assert result.exit_code == 2
-    assert "--system" in result.stderr
+    assert option in result.stderr
+
+
+def test_a_thought_goes_to_stderr(engine: FakeEngine) -> None:
+    engine.thinks, engine.script = True, ("<think>", "\nA greeting.\n</think>", "\n\nHello")
+    result = run("--prompt", "Hi")
+    assert result.stdout == "Hello\n"
+    assert result.stderr.splitlines()[2] == "A greeting."
+    assert result.stderr.splitlines()[3].startswith("3 tokens, 1 of them thought · ")
+
+
+def test_raw_text_and_json_have_all_that_the_model_wrote(engine: FakeEngine) -> None:
+    engine.thinks, engine.script = True, ("<think>", "\nA greeting.\n</think>", "\n\nHello")
+    assert run("--prompt", "Hi", "--raw").stdout == "".join(engine.script) + "\n"
+    assert json.loads(run("--prompt", "Hi", "--json").stdout)["text"] == "".join(engine.script)
+
+
+def test_what_has_no_effect_is_told(engine: FakeEngine) -> None:
+    told = "this model has no levels of reasoning: reasoning_effort has no effect"
+    assert told in run("--prompt", "Hi", "--reasoning-effort", "low").stderr
 
 
 def test_ctrl_c_exits_130_and_leaves_what_came(engine: FakeEngine) -> None:

@@ -126,9 +126,19 @@ def test_an_answer_that_was_cut_inside_its_grammar_says_so(
 
 
 def test_a_thinking_model_answers_at_once(engine: FakeEngine) -> None:
+    engine.thinks = True
     run("--regex", "a+")
     run()
     assert engine.templates == [{"enable_thinking": False}, {}]
+
+
+def test_a_form_that_leaves_no_room_for_the_thought_that_was_asked_for_says_so(
+    engine: FakeEngine,
+) -> None:
+    engine.thinks = True
+    told = "a form holds from the first token on: no thought comes before it"
+    assert told in run("--regex", "a+", "--reasoning-effort", "high").stderr
+    assert told not in run("--regex", "a+").stderr
 
 
 def test_an_answer_that_was_cut_at_its_end_is_not_called_incomplete(engine: FakeEngine) -> None:

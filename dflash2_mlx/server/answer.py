@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -72,7 +72,7 @@ class Answerer:
 
 
 def _tell_steps(pair: Pair, prepared: Prepared, generation: Generation, tell: Tell) -> None:
-    reader, num_drafted, calls = _reader(pair, prepared), 0, 0
+    reader, num_drafted, calls = reader_for(pair, prepared), 0, 0
     for step in generation:
         num_drafted += step.drafted
         events = reader.feed(step.text, len(step.tokens), step.from_draft)
@@ -103,28 +103,41 @@ def _tell_steps(pair: Pair, prepared: Prepared, generation: Generation, tell: Te
     )
 
 
-class _Verbatim:
+class Verbatim:
     """Reads an answer to a raw prompt: all of it is text."""
 
     num_reasoning = 0
     done = False
 
     def feed(self, text: str, tokens: int, from_draft: int) -> list[Event]:
+        """The text as it is."""
         return [Text(text, tokens, from_draft)] if text or tokens else []
 
     def finish(self, cut: bool) -> list[Event]:
+        """Nothing was held back."""
         return []
 
 
-def _reader(pair: Pair, prepared: Prepared) -> "Segmenter | _Verbatim":
+AnswerReader = Segmenter | Verbatim
+
+
+def reader_for(pair: Pair, prepared: Prepared) -> AnswerReader:
+    """What reads the answer to a request as thoughts, text and calls."""
     if prepared.ask.prompt is not None:
-        return _Verbatim()
+        return Verbatim()
     return Segmenter(
         pair.tokenizer,
         prepared.tools,
         starts_in_reasoning=prepared.starts_in_reasoning,
         parallel=prepared.ask.parallel_tool_calls,
     )
+
+
+def listen(reader: AnswerReader, generation: Generation) -> Iterator[Event]:
+    """The answer as events, as it comes."""
+    for step in generation:
+        yield from reader.feed(step.text, len(step.tokens), step.from_draft)
+    yield from reader.finish(generation.result.finish_reason == "length")
 
 
 def _usage(result: Result, num_drafted: int, num_reasoning: int) -> Usage:

@@ -20,6 +20,7 @@ class Tool:
     strict: bool = False
 
 
+Level = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of reasoning
 ToolChoice = Literal["auto", "none", "required"] | str  # another word is the name of a tool
 
 

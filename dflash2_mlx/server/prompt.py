@@ -80,7 +80,9 @@ def render(pair: Pair, ask: Ask) -> Rendered:
     messages, tools, moved = fit_messages(template, ask.messages, _shown(ask))
     variables = fit_variables(template, ask.template, notes)
     if _holds_at_once(ask) and template.can_turn_thinking_off:
-        variables["enable_thinking"] = False  # a form holds from the first token on
+        if variables.get("enable_thinking"):
+            notes.append("a form holds from the first token on: no thought comes before it")
+        variables["enable_thinking"] = False
     if tools:
         variables["tools"] = tools
     ids = _encode(pair, messages, variables)

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.pair import Pair
-from dflash2_mlx.server.events import Message, Tool
+from dflash2_mlx.server.events import Level, Message, Tool
 from dflash2_mlx.server.toolless import as_text, with_tools_described
 
-LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+LEVELS: tuple[Level, ...] = get_args(Level)
 NOTE = "Note from the system: "
 MARK, OTHER = "zebra41", "giraffe7"
 # These belong to the call and not to the template.
