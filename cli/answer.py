@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dflash2_mlx.cli.console import think, write
-from dflash2_mlx.server.events import Event, Reasoning, Text
+from dflash2_mlx.dialogue.events import Event, Reasoning, Text
 from dflash2_mlx.words import counted
 
 if TYPE_CHECKING:

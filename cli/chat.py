@@ -14,9 +14,9 @@ from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_comma
 from dflash2_mlx.cli.memory import MemoryOptions
 from dflash2_mlx.cli.options import ModelOptions, SamplingOptions, prompt_option, spread
 from dflash2_mlx.cli.thinking import ThinkingOptions
+from dflash2_mlx.dialogue.events import Ask
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
 from dflash2_mlx.folders import cache_root
-from dflash2_mlx.server.events import Ask
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

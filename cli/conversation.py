@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from dflash2_mlx.dialogue.events import Ask, Event, Level, Reasoning, Text
 from dflash2_mlx.errors import InvalidRequest
-from dflash2_mlx.server.events import Ask, Event, Level, Reasoning, Text
 
 if TYPE_CHECKING:
     from dflash2_mlx.generation import Result
@@ -86,9 +86,9 @@ class Conversation:
         Raises:
             DFlashError: the question cannot be answered, for instance for its length.
         """
+        from dflash2_mlx.dialogue.prompt import prepare
+        from dflash2_mlx.dialogue.reading import listen, reader_for
         from dflash2_mlx.generation import stream_generate
-        from dflash2_mlx.server.answer import listen, reader_for
-        from dflash2_mlx.server.prompt import prepare
 
         self.result, self.notes = None, []
         question = {"role": "user", "content": text}

@@ -12,8 +12,8 @@ from dflash2_mlx.cli.grammar import GrammarOptions
 from dflash2_mlx.cli.options import ModelOptions, ScoredSamplingOptions, prompt_option, spread
 from dflash2_mlx.cli.texts import stdin_text
 from dflash2_mlx.cli.thinking import ThinkingOptions
+from dflash2_mlx.dialogue.events import Ask
 from dflash2_mlx.errors import InvalidRequest
-from dflash2_mlx.server.events import Ask
 
 
 @spread
@@ -54,9 +54,9 @@ def generate(
     )
     pair = model.load(sampling)
 
+    from dflash2_mlx.dialogue.prompt import prepare
+    from dflash2_mlx.dialogue.reading import listen, reader_for
     from dflash2_mlx.generation import stream_generate
-    from dflash2_mlx.server.answer import listen, reader_for
-    from dflash2_mlx.server.prompt import prepare
 
     prepared = prepare(pair, asked)
     for told in prepared.notes:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from dflash2_mlx.cli.options import answer_option
-from dflash2_mlx.server.events import Level
+from dflash2_mlx.dialogue.events import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from dflash2_mlx.dialogue.events import Ask, Message, Tool
+from dflash2_mlx.dialogue.prompt import prepare
 from dflash2_mlx.generation import Result, stream_generate
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.prefix_cache import PrefixCache
 from dflash2_mlx.server.ahead import Listener, read_on
-from dflash2_mlx.server.events import Ask, Message, Tool
-from dflash2_mlx.server.prompt import prepare
 
 TRANSCRIPT = "agent_transcript.jsonl"
 

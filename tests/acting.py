@@ -12,11 +12,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 from tiny import END, VOCAB, ScriptedDrafter, pair_of, tiny_target
 
+from dflash2_mlx.dialogue.events import Ask
+from dflash2_mlx.dialogue.prompt import Prepared, prepare
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.server.answer import Answerer
-from dflash2_mlx.server.events import Ask
 from dflash2_mlx.server.job import Tell
-from dflash2_mlx.server.prompt import Prepared, prepare
 from dflash2_mlx.target import Target
 
 FILE, BEFORE, AFTER = "notes.txt", "the door is red\n", "the door is blue\n"

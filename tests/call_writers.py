@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from dflash2_mlx.server.events import Tool
+from dflash2_mlx.dialogue.events import Tool
 
 Call = tuple[str, dict[str, Any]]
 THINK = ("<think>", "</think>")

@@ -4,7 +4,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
-from dflash2_mlx.server.events import Done, Event, Failed, Usage
+from dflash2_mlx.dialogue.events import Done, Event, Failed, Usage
 
 DONE = Done(
     "stop",

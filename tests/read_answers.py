@@ -7,9 +7,9 @@ from typing import Any
 
 from call_writers import THINK, WRITERS, Call, tokenizer_of, tool
 
-from dflash2_mlx.server.events import Event, Reasoning, Text, Tool, ToolArguments, ToolStart
-from dflash2_mlx.server.schemas import for_parsers
-from dflash2_mlx.server.segments import Segmenter
+from dflash2_mlx.dialogue.events import Event, Reasoning, Text, Tool, ToolArguments, ToolStart
+from dflash2_mlx.dialogue.schemas import for_parsers
+from dflash2_mlx.dialogue.segments import Segmenter
 
 TOOLS = (tool("find", what="string", number="integer", where="object"), tool("now"))
 FUNCTIONS = [for_parsers(tool) for tool in TOOLS]

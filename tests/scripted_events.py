@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dflash2_mlx.errors import EngineFailed
-from dflash2_mlx.server.events import (
+from dflash2_mlx.dialogue.events import (
     Ask,
     Done,
     Event,
@@ -16,8 +15,9 @@ from dflash2_mlx.server.events import (
     ToolStart,
     Usage,
 )
+from dflash2_mlx.dialogue.prompt import Prepared
+from dflash2_mlx.errors import EngineFailed
 from dflash2_mlx.server.job import Tell
-from dflash2_mlx.server.prompt import Prepared
 from dflash2_mlx.server.worker import Answer
 
 TIMINGS = {"draft_n": 7, "prompt_per_second": 90.0, "predicted_per_second": 9.0}

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from dflash2_mlx.cli.app import app
 from dflash2_mlx.cli.chat import converse, make_history, make_session, piped, typed
 from dflash2_mlx.cli.conversation import COMMANDS, Conversation, Leave, is_command
+from dflash2_mlx.dialogue.events import Ask, Reasoning, Text
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest
-from dflash2_mlx.server.events import Ask, Reasoning, Text
 
 HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 

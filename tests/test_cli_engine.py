@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served import ChatTokenizer, last_line, saying_pair
 from tiny import ByteTokenizer, ScriptedDrafter, pair_of, plain_ids, tiny_pair, tiny_target
 from typer.testing import CliRunner, Result
 
@@ -119,3 +120,19 @@ def test_the_second_turn_of_a_chat_reads_only_what_is_new(
     assert len(known) == 1
     assert 0 < int(known[0][0]) < int(known[0][1])
     assert "known" not in told["0"].stderr
+
+
+def test_a_drafted_thought_is_apart_in_the_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Thinking(ChatTokenizer):
+        think_start, think_end = "<think>", "</think>"
+
+    def script(prompt: str) -> str:
+        answer = f"A line {prompt.count('A line')}"
+        return f"<think>\nThey said {last_line(prompt)}.\n</think>\n\n{answer}"
+
+    pair = saying_pair(script, Thinking())
+    result = run(monkeypatch, pair, "chat", "--block-size", "4", stdin="Hi\nBye\n")
+    assert result.stdout == "A line 0\nA line 1\n"
+    thoughts = [line for line in result.stderr.splitlines() if line.startswith("They")]
+    assert thoughts == ["They said Hi.", "They said Bye."]
+    assert "41 tokens, 23 of them thought · " in result.stderr

@@ -11,12 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dflash2_mlx.decode import OnPrefill
+from dflash2_mlx.dialogue.events import (
+    Ask,
+    Event,
+    Message,
+    Reasoning,
+    Text,
+    ToolArguments,
+    ToolStart,
+)
+from dflash2_mlx.dialogue.prompt import render
 from dflash2_mlx.generation import read_ahead
 from dflash2_mlx.marking import marker_of, marks_of
 from dflash2_mlx.pair import BlockSize, Pair
-from dflash2_mlx.server.events import Ask, Event, Message, Reasoning, Text, ToolArguments, ToolStart
 from dflash2_mlx.server.job import Tell
-from dflash2_mlx.server.prompt import render
 from dflash2_mlx.server.shaping import parsed_arguments
 
 log = logging.getLogger("dflash2_mlx.server")

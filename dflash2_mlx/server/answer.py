@@ -3,20 +3,20 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dflash2_mlx.chooser import TokenLogprobs
+from dflash2_mlx.dialogue.events import Ask, Done, Prefilling, ToolStart, Usage
+from dflash2_mlx.dialogue.prompt import Prepared, prepare
+from dflash2_mlx.dialogue.reading import reader_for
 from dflash2_mlx.errors import UnsupportedField
 from dflash2_mlx.generation import Generation, Result, stream_generate
 from dflash2_mlx.pair import BlockSize, Pair
 from dflash2_mlx.server.ahead import Listener, read_on
-from dflash2_mlx.server.events import Ask, Done, Event, Prefilling, Text, ToolStart, Usage
 from dflash2_mlx.server.job import Afterwards, Tell
-from dflash2_mlx.server.prompt import Prepared, prepare
-from dflash2_mlx.server.segments import Segmenter
 from dflash2_mlx.text import Detokenizer
 
 log = logging.getLogger("dflash2_mlx.server")
@@ -101,43 +101,6 @@ def _tell_steps(pair: Pair, prepared: Prepared, generation: Generation, tell: Te
             logprobs=_logprobs(pair, result),
         )
     )
-
-
-class Verbatim:
-    """Reads an answer to a raw prompt: all of it is text."""
-
-    num_reasoning = 0
-    done = False
-
-    def feed(self, text: str, tokens: int, from_draft: int) -> list[Event]:
-        """The text as it is."""
-        return [Text(text, tokens, from_draft)] if text or tokens else []
-
-    def finish(self, cut: bool) -> list[Event]:
-        """Nothing was held back."""
-        return []
-
-
-AnswerReader = Segmenter | Verbatim
-
-
-def reader_for(pair: Pair, prepared: Prepared) -> AnswerReader:
-    """What reads the answer to a request as thoughts, text and calls."""
-    if prepared.ask.prompt is not None:
-        return Verbatim()
-    return Segmenter(
-        pair.tokenizer,
-        prepared.tools,
-        starts_in_reasoning=prepared.starts_in_reasoning,
-        parallel=prepared.ask.parallel_tool_calls,
-    )
-
-
-def listen(reader: AnswerReader, generation: Generation) -> Iterator[Event]:
-    """The answer as events, as it comes."""
-    for step in generation:
-        yield from reader.feed(step.text, len(step.tokens), step.from_draft)
-    yield from reader.finish(generation.result.finish_reason == "length")
 
 
 def _usage(result: Result, num_drafted: int, num_reasoning: int) -> Usage:

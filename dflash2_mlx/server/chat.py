@@ -11,10 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import dflash2_mlx
-from dflash2_mlx.errors import InvalidRequest
-from dflash2_mlx.server import sse
-from dflash2_mlx.server.body import read_body, refuse
-from dflash2_mlx.server.events import (
+from dflash2_mlx.dialogue.events import (
     Ask,
     Done,
     Event,
@@ -29,6 +26,9 @@ from dflash2_mlx.server.events import (
     Waiting,
     Writing,
 )
+from dflash2_mlx.errors import InvalidRequest
+from dflash2_mlx.server import sse
+from dflash2_mlx.server.body import read_body, refuse
 from dflash2_mlx.server.exchange import Desk, Whole, collect
 from dflash2_mlx.server.failures import failed_sse
 from dflash2_mlx.server.fields import read_choice, read_form, read_stop, read_tools, session_of

@@ -6,11 +6,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dflash2_mlx.dialogue.events import Ask, Done, Event, Failed, Prefilling, Queued, Text, Writing
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.server import sse
 from dflash2_mlx.server.body import read_body, refuse
 from dflash2_mlx.server.chat import UNSUPPORTED, Head, SamplingFields, report, usage, waiting
-from dflash2_mlx.server.events import Ask, Done, Event, Failed, Prefilling, Queued, Text, Writing
 from dflash2_mlx.server.exchange import Desk, Whole, collect
 from dflash2_mlx.server.failures import failed_sse
 from dflash2_mlx.server.fields import session_of

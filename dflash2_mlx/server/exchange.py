@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from dflash2_mlx.errors import ModelNotFound
-from dflash2_mlx.pair import Pair
-from dflash2_mlx.server.events import (
+from dflash2_mlx.dialogue.events import (
     Ask,
     Done,
     Event,
@@ -26,8 +24,10 @@ from dflash2_mlx.server.events import (
     Waiting,
     Writing,
 )
+from dflash2_mlx.dialogue.prompt import Prepared, prepare
+from dflash2_mlx.errors import ModelNotFound
+from dflash2_mlx.pair import Pair
 from dflash2_mlx.server.job import Job
-from dflash2_mlx.server.prompt import Prepared, prepare
 from dflash2_mlx.server.trial import try_grammar
 from dflash2_mlx.server.worker import Worker
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash2_mlx.dialogue.events import Tool, ToolChoice
 from dflash2_mlx.errors import BodyTooLarge, InvalidRequest
 from dflash2_mlx.grammar import Grammar
-from dflash2_mlx.server.events import Tool, ToolChoice
 
 MAX_SCHEMA = 256 * 2**10  # characters; compiling takes time on a thread that others wait for
 MAX_TOOLS = 512

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from dflash2_mlx.server.events import Ask, Done, Event, Failed, Queued
+from dflash2_mlx.dialogue.events import Ask, Done, Event, Failed, Queued
 
 if TYPE_CHECKING:
-    from dflash2_mlx.server.prompt import Prepared
+    from dflash2_mlx.dialogue.prompt import Prepared
 
 Deliver = Callable[[Event], None]
 

@@ -10,11 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dflash2_mlx.errors import ContextExceeded, DFlashError, InvalidRequest, ServerBusy
-from dflash2_mlx.server import sse
-from dflash2_mlx.server.body import read_body, refuse
-from dflash2_mlx.server.chat import report
-from dflash2_mlx.server.events import (
+from dflash2_mlx.dialogue.events import (
     Ask,
     Done,
     Event,
@@ -28,6 +24,11 @@ from dflash2_mlx.server.events import (
     Usage,
     Writing,
 )
+from dflash2_mlx.dialogue.prompt import count_tokens
+from dflash2_mlx.errors import ContextExceeded, DFlashError, InvalidRequest, ServerBusy
+from dflash2_mlx.server import sse
+from dflash2_mlx.server.body import read_body, refuse
+from dflash2_mlx.server.chat import report
 from dflash2_mlx.server.exchange import Desk, attend
 from dflash2_mlx.server.failures import error_body
 from dflash2_mlx.server.fields import read_form, read_stop, session_of
@@ -40,7 +41,6 @@ from dflash2_mlx.server.messages_blocks import (
     ToolUseBlock,
 )
 from dflash2_mlx.server.messages_input import read_choice, read_messages, read_tools
-from dflash2_mlx.server.prompt import count_tokens
 from dflash2_mlx.server.shaping import plain
 
 # Known fields and the values at which they ask for nothing.

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dflash2_mlx.dialogue.events import ToolChoice
 from dflash2_mlx.errors import BodyTooLarge, InvalidRequest, UnsupportedField
-from dflash2_mlx.server.events import ToolChoice
 from dflash2_mlx.server.fields import MAX_TOOLS, Toolbox, choice_of, read_tool
 
 ROLES = ("user", "assistant", "system")

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dflash2_mlx.server.events import Done
+from dflash2_mlx.dialogue.events import Done
 
 Outcome = Literal["done", "failed", "cancelled", "refused"]
 OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "cancelled", "refused")

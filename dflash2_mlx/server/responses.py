@@ -9,12 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dflash2_mlx.errors import ContextExceeded, DFlashError, UnsupportedField
-from dflash2_mlx.server import sse
-from dflash2_mlx.server.body import read_body, refuse
-from dflash2_mlx.server.chat import UNSUPPORTED as CHAT_UNSUPPORTED
-from dflash2_mlx.server.chat import SamplingFields, progress, report
-from dflash2_mlx.server.events import (
+from dflash2_mlx.dialogue.events import (
     Ask,
     Done,
     Event,
@@ -28,6 +23,11 @@ from dflash2_mlx.server.events import (
     Usage,
     Writing,
 )
+from dflash2_mlx.errors import ContextExceeded, DFlashError, UnsupportedField
+from dflash2_mlx.server import sse
+from dflash2_mlx.server.body import read_body, refuse
+from dflash2_mlx.server.chat import UNSUPPORTED as CHAT_UNSUPPORTED
+from dflash2_mlx.server.chat import SamplingFields, progress, report
 from dflash2_mlx.server.exchange import Desk, attend
 from dflash2_mlx.server.fields import read_choice, read_form, read_tools, session_of
 from dflash2_mlx.server.jsontext import JSONAnswer

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dflash2_mlx.dialogue.events import Message
 from dflash2_mlx.errors import InvalidRequest, UnsupportedField
-from dflash2_mlx.server.events import Message
 
 ROLES = {
     "system": "system",

@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dflash2_mlx.dialogue.events import Ask, Done, Failed
 from dflash2_mlx.errors import DFlashError, EngineFailed, ServerBusy, unexpected
 from dflash2_mlx.server.about import About, without_weights
-from dflash2_mlx.server.events import Ask, Done, Failed
 from dflash2_mlx.server.job import Afterwards, Cancelled, Deliver, Job, Tell
 from dflash2_mlx.server.metrics import Outcome, Tally
 
 if TYPE_CHECKING:
+    from dflash2_mlx.dialogue.prompt import Prepared
     from dflash2_mlx.pair import Pair
-    from dflash2_mlx.server.prompt import Prepared
 
 STALL_S = 120.0  # without a beat; a prefill chunk of the largest models takes half a minute
 log = logging.getLogger("dflash2_mlx.server")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hearing import DONE, WAIT_S, Client, pair
 
+from dflash2_mlx.dialogue.events import Ask, Done, Failed, Text
 from dflash2_mlx.errors import EngineFailed
-from dflash2_mlx.server.events import Ask, Done, Failed, Text
 from dflash2_mlx.server.worker import Worker
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from scripted_events import ANSWERS, BROKE, USAGE, done, saying
 from served import ChatTokenizer, saying_pair, served
 
-from dflash2_mlx.server.events import Prefilling, Text, Tool
+from dflash2_mlx.dialogue.events import Prefilling, Text, Tool
 from dflash2_mlx.server.guard import Rules
 from dflash2_mlx.server.messages import MessagesRequest, to_ask
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, TypeAdapter
 from scripted_events import ANSWERS, BROKE, call, done, saying
 from served import random_pair, served
 
+from dflash2_mlx.dialogue.events import Prefilling, Reasoning, Text, Tool
 from dflash2_mlx.errors import InvalidRequest
-from dflash2_mlx.server.events import Prefilling, Reasoning, Text, Tool
 from dflash2_mlx.server.responses import ResponsesRequest, to_ask
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -8,13 +8,13 @@ from byte_bpe import byte_bpe
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from served import saying_pair
 
+from dflash2_mlx.dialogue.events import Ask, Tool
+from dflash2_mlx.dialogue.prompt import prepare
+from dflash2_mlx.dialogue.template import Template, template_of
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest, UnsupportedField
 from dflash2_mlx.pair import Pair
-from dflash2_mlx.server.events import Ask, Tool
 from dflash2_mlx.server.fields import read_tools
-from dflash2_mlx.server.prompt import prepare
 from dflash2_mlx.server.shaping import plain
-from dflash2_mlx.server.template import Template, template_of
 
 TURN = "[{{ m.role }}]{{ m.content }}"
 CALLS = "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ ARGS }}){% endfor %}"

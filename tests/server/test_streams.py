@@ -10,7 +10,7 @@ from scripted_events import done, saying
 from served import served
 from starlette.testclient import TestClient
 
-from dflash2_mlx.server.events import Event, Prefilling, Reasoning, Text, ToolArguments, ToolStart
+from dflash2_mlx.dialogue.events import Event, Prefilling, Reasoning, Text, ToolArguments, ToolStart
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

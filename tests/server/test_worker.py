@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hearing import DONE, WAIT_S, Client, pair
 
+from dflash2_mlx.dialogue.events import Ask, Event, Failed, Prefilling, Queued, Text
 from dflash2_mlx.errors import BadCheckpoint, DFlashError, EngineFailed, ServerBusy
-from dflash2_mlx.server.events import Ask, Event, Failed, Prefilling, Queued, Text
 from dflash2_mlx.server.job import Job
 from dflash2_mlx.server.worker import Worker
 

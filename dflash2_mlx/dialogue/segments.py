@@ -10,13 +10,13 @@ from typing import Any
 
 import regex
 
-from dflash2_mlx.server.calls import Calls, Parser, new_id
-from dflash2_mlx.server.events import Event, Reasoning, Text, Tool
-from dflash2_mlx.server.json_calls import JsonReader
-from dflash2_mlx.server.readers import Reader
-from dflash2_mlx.server.sections import Bare, Marks, Tagged, bare_reader, reader_of
-from dflash2_mlx.server.styles import style_name, style_of
-from dflash2_mlx.server.toolless import CALL_END, CALL_START
+from dflash2_mlx.dialogue.calls import Calls, Parser, new_id
+from dflash2_mlx.dialogue.events import Event, Reasoning, Text, Tool
+from dflash2_mlx.dialogue.json_calls import JsonReader
+from dflash2_mlx.dialogue.readers import Reader
+from dflash2_mlx.dialogue.sections import Bare, Marks, Tagged, bare_reader, reader_of
+from dflash2_mlx.dialogue.styles import style_name, style_of
+from dflash2_mlx.dialogue.toolless import CALL_END, CALL_START
 
 NORMAL, REASONING, CALL, BARE = "normal", "reasoning", "tool", "bare"
 Edges = dict[str, dict[str, str]]  # of each state, the marks that end it and what comes next

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
+from dflash2_mlx.dialogue.events import Level, Message, Tool
+from dflash2_mlx.dialogue.toolless import as_text, with_tools_described
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.pair import Pair
-from dflash2_mlx.server.events import Level, Message, Tool
-from dflash2_mlx.server.toolless import as_text, with_tools_described
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 NOTE = "Note from the system: "

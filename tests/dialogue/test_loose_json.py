@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash2_mlx.server.calls import as_object, dumps
-from dflash2_mlx.server.loose_json import MAX_DEPTH, LooseJson, Run
+from dflash2_mlx.dialogue.calls import as_object, dumps
+from dflash2_mlx.dialogue.loose_json import MAX_DEPTH, LooseJson, Run
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)  # JSON knows no others
 VALUES = st.recursive(

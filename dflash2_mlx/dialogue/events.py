@@ -28,7 +28,7 @@ ToolChoice = Literal["auto", "none", "required"] | str  # another word is the na
 class Ask:
     """One request, the same for every dialect.
 
-    Either `messages`, as `shaping.plain` gives them (roles system, user, assistant, tool; contents
+    Either `messages`, as `server.shaping` gives them (roles system, user, assistant, tool; contents
     are text), or a raw `prompt`, text or token ids. `sampling` holds only the fields that the
     request set: they win over the model's own defaults. `template` are variables of the chat
     template, and `reasoning_effort`, a level that is taken as the nearest one the template knows.

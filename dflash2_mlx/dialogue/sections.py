@@ -5,10 +5,10 @@ from typing import Any
 
 import regex
 
-from dflash2_mlx.server.calls import Calls, Parser
-from dflash2_mlx.server.json_calls import JsonReader, begins_json
-from dflash2_mlx.server.readers import HeaderReader, MarkupReader, Reader, WholeReader
-from dflash2_mlx.server.styles import HEADERS, JSON, MARKUPS
+from dflash2_mlx.dialogue.calls import Calls, Parser
+from dflash2_mlx.dialogue.json_calls import JsonReader, begins_json
+from dflash2_mlx.dialogue.readers import HeaderReader, MarkupReader, Reader, WholeReader
+from dflash2_mlx.dialogue.styles import HEADERS, JSON, MARKUPS
 
 Make = Callable[[Calls], Reader]
 Say = Callable[[str], None]

@@ -6,9 +6,9 @@ under `raw`; what is no call at all becomes plain text.
 
 from typing import Any, Protocol
 
-from dflash2_mlx.server.calls import RAW, Calls, Parser, dumps, recover
-from dflash2_mlx.server.loose_json import Broken, Chars, LooseJson, Run
-from dflash2_mlx.server.styles import Header, Markup
+from dflash2_mlx.dialogue.calls import RAW, Calls, Parser, dumps, recover
+from dflash2_mlx.dialogue.loose_json import Broken, Chars, LooseJson, Run
+from dflash2_mlx.dialogue.styles import Header, Markup
 
 
 class Reader(Protocol):

@@ -21,8 +21,8 @@ from read_answers import (
     thought_of,
 )
 
-from dflash2_mlx.server.events import Reasoning, Text, ToolArguments, ToolStart
-from dflash2_mlx.server.segments import Segmenter, opens_reasoning
+from dflash2_mlx.dialogue.events import Reasoning, Text, ToolArguments, ToolStart
+from dflash2_mlx.dialogue.segments import Segmenter, opens_reasoning
 
 # Every style
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dflash2_mlx.server.events import Message, Tool
+from dflash2_mlx.dialogue.events import Message, Tool
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 INTRODUCTION = (

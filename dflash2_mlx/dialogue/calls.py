@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash2_mlx.server.events import Event, Text, Tool, ToolArguments, ToolStart
-from dflash2_mlx.server.loose_json import LooseJson, Run
-from dflash2_mlx.server.schemas import for_parsers
+from dflash2_mlx.dialogue.events import Event, Text, Tool, ToolArguments, ToolStart
+from dflash2_mlx.dialogue.loose_json import LooseJson, Run
+from dflash2_mlx.dialogue.schemas import for_parsers
 
 NAME = re.compile(r"[\w.:/-]{1,128}")
 RAW = "raw"  # the argument that holds what was no JSON

@@ -6,11 +6,11 @@ from typing import Any
 
 import regex
 
-from dflash2_mlx.server.events import Tool
-from dflash2_mlx.server.lark import Lark
-from dflash2_mlx.server.schemas import with_definitions
-from dflash2_mlx.server.styles import JSON, style_name
-from dflash2_mlx.server.toolless import CALL_END, CALL_START
+from dflash2_mlx.dialogue.events import Tool
+from dflash2_mlx.dialogue.lark import Lark
+from dflash2_mlx.dialogue.schemas import with_definitions
+from dflash2_mlx.dialogue.styles import JSON, style_name
+from dflash2_mlx.dialogue.toolless import CALL_END, CALL_START
 
 _PLAIN_NAME = regex.compile(r"[^\s<>\"'&]+")
 _TEXT_RULES = frozenset({"pattern", "format", "minLength", "maxLength"})

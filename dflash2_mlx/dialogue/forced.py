@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dflash2_mlx.dialogue.call_grammar import Frame, as_object_schema, left_open, writing_for
+from dflash2_mlx.dialogue.events import Tool, ToolChoice
+from dflash2_mlx.dialogue.lark import Lark
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.grammar import Grammar
-from dflash2_mlx.server.call_grammar import Frame, as_object_schema, left_open, writing_for
-from dflash2_mlx.server.events import Tool, ToolChoice
-from dflash2_mlx.server.lark import Lark
 
 
 @dataclass(frozen=True, slots=True)

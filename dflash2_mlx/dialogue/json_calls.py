@@ -5,8 +5,8 @@ from typing import Any
 
 import regex
 
-from dflash2_mlx.server.calls import NAME, RAW, Calls, Parser, as_object, dumps, recover
-from dflash2_mlx.server.loose_json import Broken, Chars, LooseJson, Run
+from dflash2_mlx.dialogue.calls import NAME, RAW, Calls, Parser, as_object, dumps, recover
+from dflash2_mlx.dialogue.loose_json import Broken, Chars, LooseJson, Run
 
 _JSON = regex.compile(r"\s*(\[\s*)?\{")
 _JUNK = " \t\r\n}],;"  # brackets too many are not worth showing

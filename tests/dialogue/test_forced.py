@@ -17,11 +17,11 @@ from tiny import END
 from tokenizers import AddedToken
 
 from dflash2_mlx.constraint import grammar_tokenizer
+from dflash2_mlx.dialogue.events import Tool, ToolArguments, ToolStart
+from dflash2_mlx.dialogue.forced import grammar_for_tools
+from dflash2_mlx.dialogue.segments import Segmenter
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.grammar import Grammar
-from dflash2_mlx.server.events import Tool, ToolArguments, ToolStart
-from dflash2_mlx.server.forced import grammar_for_tools
-from dflash2_mlx.server.segments import Segmenter
 
 VOCAB = 400
 SCHEMA: dict[str, Any] = {

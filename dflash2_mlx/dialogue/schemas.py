@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dflash2_mlx.server.events import Tool
+from dflash2_mlx.dialogue.events import Tool
 
 _DEFINITIONS = ("$defs", "definitions")
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dflash2_mlx.borders import Marks
+from dflash2_mlx.dialogue.events import Ask, Message, Tool
+from dflash2_mlx.dialogue.forced import ToolGrammar, grammar_for_tools
+from dflash2_mlx.dialogue.segments import opens_reasoning
+from dflash2_mlx.dialogue.template import fit_messages, fit_variables, template_of
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.generation import checked_prompt
 from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.marking import marks_of, raw_marks
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.sampling import SamplingParams
-from dflash2_mlx.server.events import Ask, Message, Tool
-from dflash2_mlx.server.forced import ToolGrammar, grammar_for_tools
-from dflash2_mlx.server.segments import opens_reasoning
-from dflash2_mlx.server.template import fit_messages, fit_variables, template_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""From messages to a prompt; from what is written to thoughts, answer and calls. Knows no HTTP."""

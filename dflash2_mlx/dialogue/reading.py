@@ -1,0 +1,46 @@
+"""What reads an answer, by what was asked."""
+
+from collections.abc import Iterator
+
+from dflash2_mlx.dialogue.events import Event, Text
+from dflash2_mlx.dialogue.prompt import Prepared
+from dflash2_mlx.dialogue.segments import Segmenter
+from dflash2_mlx.generation import Generation
+from dflash2_mlx.pair import Pair
+
+
+class Verbatim:
+    """Reads an answer to a raw prompt: all of it is text."""
+
+    num_reasoning = 0
+    done = False
+
+    def feed(self, text: str, tokens: int, from_draft: int) -> list[Event]:
+        """The text as it is."""
+        return [Text(text, tokens, from_draft)] if text or tokens else []
+
+    def finish(self, cut: bool) -> list[Event]:
+        """Nothing was held back."""
+        return []
+
+
+AnswerReader = Segmenter | Verbatim
+
+
+def reader_for(pair: Pair, prepared: Prepared) -> AnswerReader:
+    """What reads the answer to a request as thoughts, text and calls."""
+    if prepared.ask.prompt is not None:
+        return Verbatim()
+    return Segmenter(
+        pair.tokenizer,
+        prepared.tools,
+        starts_in_reasoning=prepared.starts_in_reasoning,
+        parallel=prepared.ask.parallel_tool_calls,
+    )
+
+
+def listen(reader: AnswerReader, generation: Generation) -> Iterator[Event]:
+    """The answer as events, as it comes."""
+    for step in generation:
+        yield from reader.feed(step.text, len(step.tokens), step.from_draft)
+    yield from reader.finish(generation.result.finish_reason == "length")
