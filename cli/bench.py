@@ -134,10 +134,15 @@ def _numbers(text: str | None) -> list[int] | None:
         return None
     if text == "none":
         return []
+    from dflash2_mlx.pair import check_block_size
+
     try:
-        return [int(number) for number in text.split(",")]
+        numbers = [int(number) for number in text.split(",")]
     except ValueError:
         raise typer.BadParameter(
             f"expected numbers with commas between them, or none, got {text!r}",
             param_hint="--blocks",
         ) from None
+    for number in numbers:
+        check_block_size(number)
+    return numbers

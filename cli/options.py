@@ -54,10 +54,18 @@ class ModelOptions(LoadOptions):
         self.block()
 
     def block(self) -> int | Literal["auto"]:
-        """The block size as the engine takes it."""
+        """The block size as the engine takes it.
+
+        Raises:
+            InvalidRequest: a number of rows that no pass can have.
+        """
         if self.block_size == "auto":
             return "auto"
-        return _number(int, self.block_size, "--block-size", "'auto' or a whole number")
+        from dflash2_mlx.pair import check_block_size
+
+        rows = _number(int, self.block_size, "--block-size", "'auto' or a whole number")
+        check_block_size(rows)
+        return rows
 
     def load(self, sampling: "SamplingOptions | None" = None) -> "Pair":
         """The pair these options name; what is to be known about it goes to stderr.
@@ -91,6 +99,7 @@ class SamplingOptions:
         int | None,
         answer_option(
             metavar="N",
+            min=1,
             help="Stop after this many tokens.",
             show_default="as many as the model can read",
         ),

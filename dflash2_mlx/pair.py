@@ -20,7 +20,7 @@ from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.machine import check_folders
 from dflash2_mlx.models.drafter import Drafter
 from dflash2_mlx.models.few_rows import speed_up_few_rows
-from dflash2_mlx.precision import set_target_precision
+from dflash2_mlx.precision import check_drafter_bits, check_dtype, set_target_precision
 from dflash2_mlx.prefix_cache import PrefixCache
 from dflash2_mlx.priors import prior_curve
 from dflash2_mlx.rounding import dtype_name
@@ -235,41 +235,38 @@ def load_pair(
     if drafter is None:
         drafter = target if target in load_catalogue() else False
         why_plain = "no drafter is known for this target; name one with --drafter"
+    dtype = dtype or "auto"
+    check_dtype(dtype)
+    check_drafter_bits(drafter_bits)
     if drafter is False:
         _check_no_drafter_needed(drafter_bits=drafter_bits, draft_block=draft_block)
     folder = target_folder(target, progress=progress)
     check_folders(folder)
     read = load_target(folder)
-    model, tokenizer = read.model, read.tokenizer
     default_sampling, default_notes = sampling_defaults(folder)
-    notes = [*read.notes, *default_notes, set_target_precision(model, dtype or "auto", this_chip())]
-    config = _config(folder)
+    precision = set_target_precision(read.model, dtype, this_chip())
+    notes = [*read.notes, *default_notes, precision]
     revisions = [f"{target} {revision_of(folder)}"]
     if drafter is False:
-        loaded, wrapped, drafter_name = None, Target(model), None
+        wrapped, loaded, drafter_name = Target(read.model), None, None
     else:
         draft_folder = drafter_folder(drafter, progress=progress)
         check_folders(folder, draft_folder)
         loaded = drafter_in_precision(draft_folder, drafter_bits, this_chip(), progress)
-        speed_up_few_rows(model, this_chip())
-        speed_up_few_rows(loaded, this_chip())
-        wrapped = join(model, loaded)
-        _check_vocabulary(draft_folder, tokenizer)
-        if draft_block is not None:
-            notes.append(set_draft_block(loaded, draft_block))
+        wrapped = _fitted(read.model, read.tokenizer, loaded, draft_folder)
         drafter_name = _drafter_name(drafter)
         revisions.append(f"{drafter_name} {revision_of(draft_folder)}")
-        notes.extend(loaded.notes)
-        if wrapped.undraftable:
-            notes.append(f"drafting is off: {wrapped.undraftable}")
+        notes += [set_draft_block(loaded, draft_block)] if draft_block is not None else []
+        notes += loaded.notes
+        notes += [f"drafting is off: {wrapped.undraftable}"] if wrapped.undraftable else []
     pair = Pair(
         wrapped,
         loaded,
-        tokenizer,
+        read.tokenizer,
         name=target,
         drafter_name=drafter_name,
-        end_tokens=end_tokens(tokenizer, folder),
-        context_limit=int(config.get("max_position_embeddings") or NO_LIMIT),
+        end_tokens=end_tokens(read.tokenizer, folder),
+        context_limit=int(_config(folder).get("max_position_embeddings") or NO_LIMIT),
         why_plain=why_plain,
         notes=tuple(note for note in notes if note),
         default_sampling=default_sampling,
@@ -307,6 +304,15 @@ def set_draft_block(drafter: Drafter, rows: int) -> str:
         )
     drafter.draft_block = rows
     return f"every draft fills {rows} rows, however few of them are checked"
+
+
+def _fitted(model: Any, tokenizer: Any, drafter: Drafter, folder: Path) -> Target:
+    """The target joined with a drafter that speaks its tokens."""
+    speed_up_few_rows(model, this_chip())
+    speed_up_few_rows(drafter, this_chip())
+    target = join(model, drafter)
+    _check_vocabulary(folder, tokenizer)
+    return target
 
 
 def join(model: Any, drafter: Drafter) -> Target:

@@ -17,6 +17,13 @@ LARGE_DRAFTER = 500_000_000  # parameters
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 
 
+def check_dtype(choice: str) -> None:
+    """Raise `InvalidRequest` unless a target can be asked for in it."""
+    names = ("auto", "stored", *_DTYPES)
+    if choice not in names:
+        raise InvalidRequest(f"dtype is {choice!r}, expected one of {', '.join(names)}")
+
+
 def set_target_precision(model: nn.Module, choice: str, chip: Chip) -> str | None:
     """Convert a loaded target in place; returns what was done, in words, or None.
 
@@ -24,9 +31,7 @@ def set_target_precision(model: nn.Module, choice: str, chip: Chip) -> str | Non
     a float32 product is many times faster than a 4-bit one. Elsewhere weights stay as stored.
     Raises `InvalidRequest` for an unknown choice.
     """
-    if choice not in ("auto", "stored", *_DTYPES):
-        names = ", ".join(["auto", "stored", *_DTYPES])
-        raise InvalidRequest(f"dtype is {choice!r}, expected one of {names}")
+    check_dtype(choice)
     if choice == "stored" or (choice == "auto" and not chip.on_cpu):
         return None
     if choice == "auto":
@@ -46,6 +51,12 @@ def set_target_precision(model: nn.Module, choice: str, chip: Chip) -> str | Non
     return f"target {done} to {str(dtype).rpartition('.')[2]}{why}"
 
 
+def check_drafter_bits(wanted: int | None) -> None:
+    """Raise `InvalidRequest` for bits that no drafter can have; None is a choice by size."""
+    if wanted is not None and wanted not in DRAFTER_BITS:
+        raise InvalidRequest(f"drafter bits are {wanted}, expected 4, 8 or 16")
+
+
 def choose_drafter_bits(wanted: int | None, stored: int, num_params: int, chip: Chip) -> int:
     """Bits to run a drafter's backbone in; `wanted` None decides by size and chip.
 
@@ -55,8 +66,7 @@ def choose_drafter_bits(wanted: int | None, stored: int, num_params: int, chip: 
     if wanted is None:
         is_large = num_params >= LARGE_DRAFTER
         return 4 if is_large and stored >= 16 and not chip.on_cpu else stored
-    if wanted not in DRAFTER_BITS:
-        raise InvalidRequest(f"drafter bits are {wanted}, expected 4, 8 or 16")
+    check_drafter_bits(wanted)
     if wanted == 16 and stored > 16:
         return stored
     if wanted > stored:

@@ -131,11 +131,17 @@ def test_blocks_that_are_no_numbers_are_wrong_usage(bench: Any, text: str) -> No
     assert "--blocks" in result.stderr
 
 
-def test_an_unknown_kind_is_refused_before_a_model_is_loaded(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [("--kinds", "poems", "kind is 'poems'"), ("--blocks", "2,65", "block size is 65")],
+)
+def test_what_cannot_be_run_is_refused_before_a_model_is_loaded(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, option: str, value: str, told: str
 ) -> None:
     monkeypatch.setattr("dflash2_mlx.pair.load_pair", None)
-    assert isinstance(bench("--kinds", "poems").exception, InvalidRequest)
+    refused = bench(option, value).exception
+    assert isinstance(refused, InvalidRequest)
+    assert told in str(refused)
 
 
 # --reference

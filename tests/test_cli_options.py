@@ -193,6 +193,7 @@ def test_stop_strings_keep_their_number_and_order(run: Any) -> None:
         ("--block-size", "four"),
         ("--temperature", "warm"),
         ("--max-tokens", "many"),
+        ("--max-tokens", "0"),
         ("--dtype", "float12"),
         ("--logit-bias", "1:2"),
         ("--logit-bias", "1=x"),
@@ -209,8 +210,19 @@ def test_wrong_usage_is_refused_before_anything_is_loaded(run: Any, options: Any
     assert not engine.loads
 
 
-def test_an_impossible_value_is_refused_by_name_before_anything_is_loaded(run: Any) -> None:
-    engine, result = run("--temperature", "-1")
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--temperature", "-1", "temperature"),
+        ("--top-p", "2", "top_p"),
+        ("--block-size", "0", "block size is 0, expected auto or a number from 1"),
+        ("--block-size", "65", "block size is 65"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_name_before_anything_is_loaded(
+    run: Any, option: str, value: str, told: str
+) -> None:
+    engine, result = run(option, value)
     assert result.exit_code == 1
-    assert "temperature" in str(result.exception)
+    assert told in str(result.exception)
     assert not engine.loads

@@ -208,6 +208,17 @@ def test_a_draft_block_is_announced_and_has_times_of_its_own(
     assert pair.tuning.key == usual.tuning.key + ", 4 rows drafted"
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [({"dtype": "int8"}, "dtype is 'int8'"), ({"drafter_bits": 5}, "drafter bits are 5")],
+)
+def test_what_no_pair_can_have_is_refused_before_anything_is_looked_for(
+    option: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        load_pair("no/such-model", "no/such-drafter", **option)
+
+
 @pytest.mark.parametrize("option", ["drafter_bits", "draft_block"])
 @pytest.mark.parametrize("drafter", [None, False])
 def test_what_is_asked_of_a_drafter_needs_one(
