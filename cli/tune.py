@@ -115,7 +115,7 @@ def _show(report: dict[str, Any]) -> None:
 
 def _table(at: dict[str, Any]) -> Table:
     """One line for each width: a bar as long as its pass, and what it is expected to yield."""
-    title = f"behind {at['depth']} tokens; by kind, tokens a pass and a second (◂ the block)"
+    title = f"behind {at['depth']} tokens; by kind of text, tokens a second (◂ the block)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("rows", "ms a\npass", "of it\ndraft", "of it\nhost"):
         table.add_column(name, justify="right")
@@ -130,8 +130,7 @@ def _table(at: dict[str, Any]) -> Table:
         times = [f"{ms:.1f}" for ms in (row["ms"], part["draft_ms"], part["host_ms"])]
         bar = "█" * max(1, round(BAR_WIDTH * row["ms"] / slowest))
         yields = [
-            f"{row['tokens'][kind]:.1f} {row['tokens_per_s'][kind]:5.1f}"
-            + ("[accent]◂[/]" if chosen[kind] == width else "")
+            f"{row['tokens_per_s'][kind]:8.1f}" + ("[accent]◂[/]" if chosen[kind] == width else "")
             for kind in kinds
         ]
         table.add_row(str(width), *times, bar, *yields)

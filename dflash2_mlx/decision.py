@@ -31,10 +31,10 @@ def expectations(known: Known, depth: int) -> list[Expectation]:
     """What to expect of each width behind `depth` tokens, going by earlier answers."""
     rows = []
     for width in known.curve.widths:
-        tokens = {kind: known.acceptance[kind].expected_tokens(width) for kind in KINDS}
+        expected = {kind: known.expected(kind) for kind in KINDS}
+        tokens = {kind: expected[kind].expected_tokens(width) for kind in KINDS}
         rates = {
-            kind: 1000 * tokens_per_ms(known.curve, known.acceptance[kind], width, depth)
-            for kind in KINDS
+            kind: 1000 * tokens_per_ms(known.curve, expected[kind], width, depth) for kind in KINDS
         }
         rows.append(Expectation(width, known.curve.ms(width, depth), tokens, rates))
     return rows

@@ -10,10 +10,11 @@ import os
 import platform
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from filelock import FileLock, Timeout
 
@@ -21,30 +22,46 @@ from dflash2_mlx.chip import Chip
 from dflash2_mlx.curve import Curve, LiveCurve
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.folders import cache_root, read_object, write_object
-from dflash2_mlx.tuner import QUANTIZED_CAP, Acceptance, Parking, Pilot, best_width
+from dflash2_mlx.tuner import (
+    PRIOR_RATE,
+    PRIOR_WEIGHT,
+    QUANTIZED_CAP,
+    Acceptance,
+    Parking,
+    Pilot,
+    best_width,
+)
 
-Kind = Literal["code", "maths", "copy", "prose", "grammar"]
-# Copy: a text given back with few changes. Grammar: answers held to a form.
-KINDS: tuple[Kind, ...] = ("code", "maths", "copy", "prose", "grammar")
+Kind = Literal["code", "maths", "copy", "languages", "prose", "grammar"]
+# Copy: a text given back with few changes. Languages: others than English, which drafters have seen
+# less of. Grammar: answers held to a form.
+KINDS: tuple[Kind, ...] = get_args(Kind)
 COPY_SIGN = re.compile(r"^\s*(?:please\s+)?(?:repeat|copy|retype|rewrite|rename)\b", re.I | re.M)
 CODE_SIGNS = (
     *("```", "def ", "function", "class ", "import ", "SELECT ", "#include", "();", "{\n"),
     *("Python", "SQL", " code"),
 )
 MATHS_SIGN = re.compile(r"(?<![\w.])\$?\d+(?:[.,]\d+)*%?(?!\w)|[=+*/^] ?\d|\b\d*[xy]\b")
-MANY_NUMBERS = 2
+LANGUAGES_SIGN = re.compile(r"\btranslat", re.I)
+FOREIGN_LETTER = re.compile(r"[^\W\d_a-zA-Z]")
+FOREIGN_SHARE = 0.01  # of a text; English has fewer, in names
+MANY = 2  # numbers, or foreign letters
 FEW_PASSES = 24  # an answer shorter than this teaches nothing worth a write
 LOCK_S = 2.0
 SEPARATOR = " | "
 
 
 def kind_of(text: str) -> Kind:
-    """Whether a prompt is about code or numbers, or wants a text back, by what these look like."""
+    """What a prompt is about, or wants, by what that looks like."""
     if COPY_SIGN.search(text):
         return "copy"
     if any(sign in text for sign in CODE_SIGNS):
         return "code"
-    return "maths" if len(MATHS_SIGN.findall(text)) >= MANY_NUMBERS else "prose"
+    if LANGUAGES_SIGN.search(text):
+        return "languages"
+    if len(FOREIGN_LETTER.findall(text)) >= max(MANY, FOREIGN_SHARE * len(text)):
+        return "languages"
+    return "maths" if len(MATHS_SIGN.findall(text)) >= MANY else "prose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +75,15 @@ class Known:
     when: str = ""
     cap: int | None = None
 
+    def expected(self, kind: Kind) -> Acceptance:
+        """What a kind showed before; as far as that is little, what all kinds together did."""
+        return replace(self.acceptance[kind], prior=_usual_rate(self.acceptance.values()))
+
     def pilot(
         self, kind: Kind, live: LiveCurve | None = None, parking: Parking | None = None
     ) -> Pilot:
         """A pilot for one answer; `live` has the times of this process, `parking` earlier parks."""
-        acceptance = self.acceptance[kind].remembered()
+        acceptance = self.expected(kind).remembered()
         live = live or LiveCurve(self.curve, measured=self.measured)
         return Pilot(live, acceptance, measured=self.measured, cap=self.cap, parking=parking)
 
@@ -97,6 +118,15 @@ class Known:
             str(entry.get("when", "")),
             None if entry.get("cap") is None else int(entry["cap"]),
         )
+
+
+def _usual_rate(kinds: Iterable[Acceptance]) -> float:
+    """How likely a first draft stands, whatever the text."""
+    stood, tried = (
+        sum(sum(counts[:1]) for counts in found)
+        for found in zip(*((one.stood, one.tried) for one in kinds), strict=True)
+    )
+    return (stood + PRIOR_WEIGHT * PRIOR_RATE) / (tried + PRIOR_WEIGHT)
 
 
 def _numbers(table: dict[str, Any]) -> dict[int, float]:
@@ -201,7 +231,7 @@ class Tuning:
 
     def first_block(self) -> tuple[int, str]:
         """Where an answer starts, and why in words."""
-        acceptance, cap = self.known.acceptance["prose"].remembered(), self.known.cap
+        acceptance, cap = self.known.expected("prose").remembered(), self.known.cap
         drafted = self.curve.only(lambda width: width > 1 and (cap is None or width <= cap))
         width = best_width(drafted, acceptance, 0)
         if not self.known.measured:

@@ -66,7 +66,7 @@ def test_the_curve_is_shown_with_bars_and_the_block_for_each_depth(tune: Any) ->
     widest = next(line for line in lines if line.split()[:4] == ["8", "27.2", "4.0", "0.2"])
     chosen = next(line for line in lines if line.split()[:2] == ["4", "13.1"])
     assert widest.count("█") > chosen.count("█") > 3
-    assert (widest.count("◂"), chosen.count("◂")) == (0, 4)
+    assert (widest.count("◂"), chosen.count("◂")) == (0, 5)
     rows = [line for line in lines if "█" in line]
     assert max(map(len, rows)) <= 80
     assert len({tuple(dot.start() for dot in re.finditer(r"\.", row)) for row in rows}) == 1
@@ -169,6 +169,7 @@ def test_doctor_says_what_was_decided_and_why(pair: Pair, store: Store) -> None:
         "code: parked: drafting would run at 0.46x of plain decoding (block 2); "
         "maths: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "copy: parked: drafting would run at 0.76x of plain decoding (block 2); "
+        "languages: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "prose: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "grammar: parked: drafting would run at 0.76x of plain decoding (block 2); "
         "by times of 2026-11-29"

@@ -10,7 +10,7 @@ import pytest
 
 from dflash2_mlx.chip import Chip
 from dflash2_mlx.curve import Curve
-from dflash2_mlx.tuner import Acceptance, Pilot
+from dflash2_mlx.tuner import PRIOR_RATE, Acceptance, Pilot
 from dflash2_mlx.tuning import FEW_PASSES, KINDS, Known, Store, Tuning, kind_of, tuning_key
 
 GUESS = Curve({1: 1.0, 2: 1.1, 4: 1.3, 8: 2.7}, {1: 0.01})
@@ -259,12 +259,40 @@ def test_code_and_prose_are_learned_apart(store: Store) -> None:
         ("Rename the variable x to total in this code:\n\nx = 1", "copy"),
         ("<|im_start|>user\nPlease repeat this text: The mill.", "copy"),
         ("I copy files. Why do waves repeat?", "prose"),
+        ("Translate into Spanish: The library opens at nine.", "languages"),
+        ("Wie heißt die Hauptstadt von Österreich?", "languages"),
+        ("一列火车3小时行驶180公里", "languages"),
+        ("Поезд проходит 180 км за 3 часа.", "languages"),
+        ("Schreibe eine Python-Funktion, die überprüft, ob Wörter gleich sind.", "code"),
+        ("Was Zoë in the café? " + "We walked along the quiet harbour. " * 20, "prose"),
+        ("“Quotes” … and 😀😀 are no letters", "prose"),
         ("Tell me a story about a cat.", "prose"),
         ("", "prose"),
     ],
 )
 def test_the_kind_of_a_prompt_shows_in_how_it_looks(text: str, kind: str) -> None:
     assert kind_of(text) == kind
+
+
+def test_of_a_kind_never_seen_what_others_showed_is_expected(store: Store) -> None:
+    """Or the first answers of every kind would pay for the same hope."""
+    tuner = tuning(store)
+    tuner.measure(TRUE)
+    assert tuner.known.expected("maths").rates == [PRIOR_RATE] * 7
+    in_vain = sum(width > 1 for width in answer(tuner.pilot("maths"), 40, stood=0))
+    pilot = tuner.pilot("prose")
+    answer(pilot, 60, stood=0)
+    tuner.learn(pilot, "prose", 60)
+    assert tuner.known.expected("maths").rates == [tuner.known.expected("prose").prior] * 7
+    assert sum(width > 1 for width in answer(tuner.pilot("maths"), 40, stood=0)) <= in_vain / 2
+
+
+def test_what_a_kind_showed_itself_counts_before_what_others_did(store: Store) -> None:
+    poor = {kind: Acceptance([1.0] * 7, [40.0] * 7) for kind in KINDS}
+    good = {**poor, "code": Acceptance([30.0] * 7, [40.0] * 7)}
+    store.save("pair", Known(TRUE, good, measured=True))
+    assert tuning(store).pilot("code").choose(DEPTH) > 1
+    assert tuning(store).pilot("maths").choose(DEPTH) == 1
 
 
 def test_a_poor_end_of_an_answer_does_not_park_the_next_one(store: Store) -> None:
