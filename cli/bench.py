@@ -134,8 +134,6 @@ def _numbers(text: str | None) -> list[int] | None:
         return None
     if text == "none":
         return []
-    from dflash2_mlx.pair import check_block_size
-
     try:
         numbers = [int(number) for number in text.split(",")]
     except ValueError:
@@ -143,6 +141,8 @@ def _numbers(text: str | None) -> list[int] | None:
             f"expected numbers with commas between them, or none, got {text!r}",
             param_hint="--blocks",
         ) from None
+    from dflash2_mlx.pair import check_block_size
+
     for number in numbers:
         check_block_size(number)
     return numbers

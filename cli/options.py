@@ -61,9 +61,9 @@ class ModelOptions(LoadOptions):
         """
         if self.block_size == "auto":
             return "auto"
+        rows = _number(int, self.block_size, "--block-size", "'auto' or a whole number")
         from dflash2_mlx.pair import check_block_size
 
-        rows = _number(int, self.block_size, "--block-size", "'auto' or a whole number")
         check_block_size(rows)
         return rows
 

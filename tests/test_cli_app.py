@@ -39,6 +39,8 @@ def python(code: str, *args: str, **options: str) -> "subprocess.CompletedProces
         ("models", 0),
         ("generate --model tiny", 2),
         ("chat --model tiny --block-size x", 2),
+        ("bench --model tiny --blocks x", 2),
+        ("generate --model tiny --prompt a --reasoning-effort x", 2),
         ("serve --model tiny --port 99999", 2),
         ("serve --model tiny --host 0.0.0.0", 1),
         ("dance", 2),
