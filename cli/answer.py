@@ -1,10 +1,10 @@
 """What `generate` and `chat` show of an answer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dflash2_mlx.cli.console import think, write
+from dflash2_mlx.cli.console import out, think, write
 from dflash2_mlx.dialogue.events import Event, Reasoning, Text
 from dflash2_mlx.words import counted
 
@@ -14,23 +14,24 @@ if TYPE_CHECKING:
 
 
 def show(events: Iterable[Event]) -> None:
-    """Write text to stdout and thoughts to stderr as they come, each ending its line.
+    """Write text to stdout and thoughts to stderr as they come; their lines end when they do.
 
-    Also when they break off.
+    Also when they break off. A thought amid the text adds no line to what goes into a file.
     """
-    last = None
+    unended: set[Callable[[str], None]] = set()
     try:
         for event in events:
             if not isinstance(event, Text | Reasoning) or not event.text:
                 continue
-            put = write if isinstance(event, Text) else think
-            if last not in (None, put):
-                last("\n")
-            last = put
+            put, other = (write, think) if isinstance(event, Text) else (think, write)
+            if other in unended and (other is think or out.is_terminal):
+                unended.remove(other)
+                other("\n")
             put(event.text)
+            unended.add(put)
     finally:
-        if last is not None:
-            last("\n")
+        for end in unended:
+            end("\n")
 
 
 def summary(

@@ -37,7 +37,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="N,..|none",
-            help="Block sizes to try.",
+            help="Block sizes to try; none: only plain decoding and auto.",
             show_default="all that auto chooses from",
         ),
     ] = None,

@@ -26,8 +26,12 @@ def write(text: str) -> None:
 
 def think(text: str) -> None:
     """Write a piece of the model's thinking to stderr, at once; muted on a terminal."""
-    shown = text.translate(_ACTING) if err.is_terminal else text
-    err.print(shown, style="muted", end="", markup=False, emoji=False, soft_wrap=True)
+    if err.is_terminal:
+        shown = text.translate(_ACTING)
+        err.print(shown, style="muted", end="", markup=False, emoji=False, soft_wrap=True)
+    else:
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def note(text: str, style: str = "muted") -> None:

@@ -197,5 +197,5 @@ def _take_in(answer: dict[str, str], event: Event) -> None:
 def _as_paragraphs(message: dict[str, str]) -> str:
     """A turn's text, behind its thought as a quotation."""
     thought = message.get("reasoning_content", "").strip()
-    quoted = "".join(f"> {line}".rstrip() + "\n" for line in thought.splitlines())
-    return "\n".join(part for part in (quoted, message["content"].strip()) if part)
+    quoted = "\n".join(f"> {line}".rstrip() for line in thought.splitlines())
+    return "\n\n".join(part for part in (quoted, message["content"].strip()) if part)

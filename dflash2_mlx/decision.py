@@ -29,9 +29,8 @@ class Decision:
 
 def expectations(known: Known, depth: int) -> list[Expectation]:
     """What to expect of each width behind `depth` tokens, going by earlier answers."""
-    rows = []
+    rows, expected = [], {kind: known.expected(kind) for kind in KINDS}
     for width in known.curve.widths:
-        expected = {kind: known.expected(kind) for kind in KINDS}
         tokens = {kind: expected[kind].expected_tokens(width) for kind in KINDS}
         rates = {
             kind: 1000 * tokens_per_ms(known.curve, expected[kind], width, depth) for kind in KINDS

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import regex
 from filelock import FileLock, Timeout
 
 from dflash2_mlx.chip import Chip
@@ -42,10 +43,11 @@ CODE_SIGNS = (
     *("Python", "SQL", " code"),
 )
 MATHS_SIGN = re.compile(r"(?<![\w.])\$?\d+(?:[.,]\d+)*%?(?!\w)|[=+*/^] ?\d|\b\d*[xy]\b")
-LANGUAGES_SIGN = re.compile(r"\btranslat", re.I)
-FOREIGN_LETTER = re.compile(r"[^\W\d_a-zA-Z]")
-FOREIGN_SHARE = 0.01  # of a text; English has fewer, in names
-MANY = 2  # numbers, or foreign letters
+MANY_NUMBERS = 2
+TRANSLATE_SIGN = re.compile(r"\btranslate\b|\btranslation (?:of|into)\b", re.I)
+# Beside another letter: a lone one is a symbol of mathematics.
+FOREIGN_LETTER = regex.compile(r"(?V1)(?<=\p{L})[\p{L}--[a-zA-Zªºµ]]|[\p{L}--[a-zA-Zªºµ]](?=\p{L})")
+MANY_LETTERS, FOREIGN_SHARE = 3, 0.01  # at least, and of a text; English has fewer, in names
 FEW_PASSES = 24  # an answer shorter than this teaches nothing worth a write
 LOCK_S = 2.0
 SEPARATOR = " | "
@@ -57,11 +59,10 @@ def kind_of(text: str) -> Kind:
         return "copy"
     if any(sign in text for sign in CODE_SIGNS):
         return "code"
-    if LANGUAGES_SIGN.search(text):
+    num_foreign = len(FOREIGN_LETTER.findall(text))
+    if TRANSLATE_SIGN.search(text) or num_foreign >= max(MANY_LETTERS, FOREIGN_SHARE * len(text)):
         return "languages"
-    if len(FOREIGN_LETTER.findall(text)) >= max(MANY, FOREIGN_SHARE * len(text)):
-        return "languages"
-    return "maths" if len(MATHS_SIGN.findall(text)) >= MANY else "prose"
+    return "maths" if len(MATHS_SIGN.findall(text)) >= MANY_NUMBERS else "prose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class Known:
         places = max(curve.widths) - 1
         return cls(
             curve,
-            {kind: _acceptance(entry["acceptance"][kind], places) for kind in KINDS},
+            {kind: _acceptance(entry["acceptance"].get(kind), places) for kind in KINDS},
             bool(entry["measured"]),
             str(entry.get("when", "")),
             None if entry.get("cap") is None else int(entry["cap"]),
@@ -122,10 +123,8 @@ class Known:
 
 def _usual_rate(kinds: Iterable[Acceptance]) -> float:
     """How likely a first draft stands, whatever the text."""
-    stood, tried = (
-        sum(sum(counts[:1]) for counts in found)
-        for found in zip(*((one.stood, one.tried) for one in kinds), strict=True)
-    )
+    seen = [one for one in kinds if one.tried]
+    stood, tried = sum(one.stood[0] for one in seen), sum(one.tried[0] for one in seen)
     return (stood + PRIOR_WEIGHT * PRIOR_RATE) / (tried + PRIOR_WEIGHT)
 
 
@@ -136,7 +135,9 @@ def _numbers(table: dict[str, Any]) -> dict[int, float]:
     return numbers
 
 
-def _acceptance(entry: dict[str, Any], places: int) -> Acceptance:
+def _acceptance(entry: dict[str, Any] | None, places: int) -> Acceptance:
+    if entry is None:  # a kind that was not learned apart yet
+        return Acceptance.unknown(places)
     stood, tried = ([float(x) for x in entry[name]] for name in ("stood", "tried"))
     sound = all(0 <= s <= t < math.inf for s, t in zip(stood, tried, strict=True))
     if len(tried) != places or not sound:

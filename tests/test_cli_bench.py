@@ -122,6 +122,7 @@ def test_no_block_at_all_leaves_plain_decoding_and_auto(bench: Any) -> None:
     assert list(report["kinds"]["code"]) == ["mlx-lm", "plain", "auto"]
     ratios = report["verdict"]["code"]
     assert ratios["of_best_block"] == ratios["of_plain"]
+    assert not any("fixed block" in remark for remark in report["remarks"])
 
 
 @pytest.mark.parametrize("text", ["x", "2,,3", "", "2.5", "none,2"])

@@ -34,9 +34,9 @@ def test_a_thought_is_muted_on_a_terminal_and_cannot_act_there(
 
 
 def test_a_thought_is_written_as_it_is_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
-    think("[b] a\n\nb ")
+    think("[b] a\tb\r\n\nb ")
     think("c\n")
-    assert capsys.readouterr() == ("", "[b] a\n\nb c\n")
+    assert capsys.readouterr() == ("", "[b] a\tb\r\n\nb c\n")
 
 
 def test_a_note_is_one_line_without_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,10 +111,40 @@ def test_a_thought_goes_to_stderr(engine: FakeEngine) -> None:
     assert result.stderr.splitlines()[3].startswith("3 tokens, 1 of them thought · ")
 
 
+def test_a_thought_amid_the_text_adds_no_line_to_a_file(engine: FakeEngine) -> None:
+    engine.thinks, engine.script = True, ("Hello", "<think>hm</think>", " world")
+    result = run("--prompt", "Hi")
+    assert result.stdout == "Hello world\n"
+    assert result.stderr.splitlines()[2] == "hm"
+
+
+def test_ctrl_c_inside_a_thought_ends_its_line(engine: FakeEngine) -> None:
+    engine.thinks, engine.script = True, ("<think>", "A gree", KeyboardInterrupt())
+    result = run("--prompt", "Hi")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.endswith("\nA gree\n")
+
+
+def test_an_answer_cut_inside_its_thought_is_no_text(engine: FakeEngine) -> None:
+    engine.thinks, engine.script = True, ("<think>", "A greeting", ".</th")
+    engine.finish_reason = "length"
+    result = run("--prompt", "Hi")
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[2] == "A greeting."
+
+
+def test_an_empty_system_prompt_is_one(engine: FakeEngine) -> None:
+    """Templates may have instructions of their own where there is none."""
+    run("--prompt", "Hi", "--system", "")
+    assert engine.prompts[0][0] == {"role": "system", "content": ""}
+
+
 def test_raw_text_and_json_have_all_that_the_model_wrote(engine: FakeEngine) -> None:
     engine.thinks, engine.script = True, ("<think>", "\nA greeting.\n</think>", "\n\nHello")
     assert run("--prompt", "Hi", "--raw").stdout == "".join(engine.script) + "\n"
-    assert json.loads(run("--prompt", "Hi", "--json").stdout)["text"] == "".join(engine.script)
+    as_json = run("--prompt", "Hi", "--json")
+    assert json.loads(as_json.stdout)["text"] == "".join(engine.script)
+    assert "A greeting." not in as_json.stderr
 
 
 def test_what_has_no_effect_is_told(engine: FakeEngine) -> None:

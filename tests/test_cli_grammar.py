@@ -141,6 +141,12 @@ def test_a_form_that_leaves_no_room_for_the_thought_that_was_asked_for_says_so(
     assert told not in run("--regex", "a+").stderr
 
 
+def test_a_form_with_tags_of_thoughts_in_it_is_written_as_it_is(engine: FakeEngine) -> None:
+    engine.thinks, engine.script = True, ('{"tag": "<thi', 'nk>x</think>"}')
+    result = run("--json-schema", "-", stdin="{}")
+    assert result.stdout == '{"tag": "<think>x</think>"}\n'
+
+
 def test_an_answer_that_was_cut_at_its_end_is_not_called_incomplete(engine: FakeEngine) -> None:
     engine.finish_reason = "length"
     stderr = run("--json-schema", "-", stdin="{}").stderr

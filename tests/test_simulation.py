@@ -34,8 +34,7 @@ NUM_TOKENS = 600
 MAX_REGRET = 0.03
 MIN_SPEEDUP = 0.97
 MAX_PROBES = 0.02
-# Copies of 19 and 33 tokens were recorded: one probe where eight rows have to be drafted takes as
-# long as four of them.
+# The copy has 33 tokens: one probe where eight rows have to be drafted takes as long as four.
 MIN_SPEEDUP_COPY = 0.95
 SHORT = 20  # tokens; a shorter recorded answer shows nothing
 # A text that changes half-way costs what it takes to notice.
@@ -219,7 +218,7 @@ def a_day_of(chip: str, store: Store, rounds: int) -> dict[str, list[Outcome]]:
     tasks = [
         (kind, kind_of(prompt.prompt), [int(digit) for digit in answer])
         for kind, answers in RECORDED.items()
-        for prompt, answer in zip(prompts[kind], answers, strict=False)
+        for prompt, answer in zip(prompts[kind], answers, strict=True)
         if len(answer) >= SHORT
     ]
     choose, outcomes = random.Random(1), defaultdict(list)

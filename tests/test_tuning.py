@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,13 +125,25 @@ DAMAGE = {
     "a negative slope": ("ms_per_1000_tokens", {"1": -3.0}),
     "no times": ("ms", {}),
     "a width that is no number": ("ms", {"one": 1.0}),
-    "no acceptance": ("acceptance", {}),
+    "no acceptance": ("acceptance", None),
     "too few places": ("acceptance", {k: {"stood": [1.0], "tried": [2.0]} for k in KINDS}),
     "more stood than tried": (
         "acceptance",
         {k: {"stood": [3.0] * 7, "tried": [2.0] * 7} for k in KINDS},
     ),
 }
+
+
+def test_a_kind_that_was_not_told_apart_before_is_unknown_and_the_rest_is_kept(
+    store: Store,
+) -> None:
+    store.save("pair", known())
+    content = json.loads(store.path.read_text())
+    del content["pair"]["acceptance"]["languages"]
+    store.path.write_text(json.dumps(content))
+    unknown = Acceptance.unknown(7)
+    expected = {**known().acceptance, "languages": unknown}
+    assert store.load("pair") == replace(known(), acceptance=expected)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -260,12 +273,20 @@ def test_code_and_prose_are_learned_apart(store: Store) -> None:
         ("<|im_start|>user\nPlease repeat this text: The mill.", "copy"),
         ("I copy files. Why do waves repeat?", "prose"),
         ("Translate into Spanish: The library opens at nine.", "languages"),
-        ("Wie heißt die Hauptstadt von Österreich?", "languages"),
+        ("Welche Flüsse fließen durch Österreich?", "languages"),
         ("一列火车3小时行驶180公里", "languages"),
         ("Поезд проходит 180 км за 3 часа.", "languages"),
         ("Schreibe eine Python-Funktion, die überprüft, ob Wörter gleich sind.", "code"),
         ("Was Zoë in the café? " + "We walked along the quiet harbour. " * 20, "prose"),
         ("“Quotes” … and 😀😀 are no letters", "prose"),
+        ("Où est né Napoléon?", "languages"),
+        ("法国的首都是哪里", "languages"),
+        ("Is the translation of this poem good?", "languages"),
+        ("A translation moves the point (3, 4) by (1, 2).", "maths"),
+        ("Solve x² + 5x + 6 = 0.", "maths"),
+        ("Is 20 µm + ½ µm more than 3 µm?", "maths"),
+        ("sin θ + cos θ = 1 and 2 π r = 5, so what are θ and π?", "maths"),
+        ("A naïve café owner sells 3 coffees for 12 dollars.", "maths"),
         ("Tell me a story about a cat.", "prose"),
         ("", "prose"),
     ],

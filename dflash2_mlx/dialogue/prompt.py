@@ -8,7 +8,7 @@ from dflash2_mlx.borders import Marks
 from dflash2_mlx.dialogue.events import Ask, Message, Tool
 from dflash2_mlx.dialogue.forced import ToolGrammar, grammar_for_tools
 from dflash2_mlx.dialogue.segments import opens_reasoning
-from dflash2_mlx.dialogue.template import fit_messages, fit_variables, template_of
+from dflash2_mlx.dialogue.template import Template, fit_messages, fit_variables, template_of
 from dflash2_mlx.errors import InvalidRequest
 from dflash2_mlx.generation import checked_prompt
 from dflash2_mlx.grammar import Grammar
@@ -79,14 +79,23 @@ def render(pair: Pair, ask: Ask) -> Rendered:
     template, notes = template_of(pair), list(ask.notes)
     messages, tools, moved = fit_messages(template, ask.messages, _shown(ask))
     variables = fit_variables(template, ask.template, notes)
-    if _holds_at_once(ask) and template.can_turn_thinking_off:
-        if variables.get("enable_thinking"):
+    if _holds_at_once(ask):
+        if _wants_thought(ask, template):
             notes.append("a form holds from the first token on: no thought comes before it")
-        variables["enable_thinking"] = False
+        if template.can_turn_thinking_off:
+            variables["enable_thinking"] = False
     if tools:
         variables["tools"] = tools
     ids = _encode(pair, messages, variables)
     return Rendered(messages, variables, ids, (*notes, *moved))
+
+
+def _wants_thought(ask: Ask, template: Template) -> bool:
+    """Whether a request asks for thinking of a model that can be told to."""
+    if "enable_thinking" in ask.template:
+        return bool(ask.template["enable_thinking"])
+    can_be_told = template.can_turn_thinking_off or template.level_kwarg is not None
+    return can_be_told and ask.template.get("reasoning_effort", "none") not in ("none", "minimal")
 
 
 def _shown(ask: Ask) -> tuple[Tool, ...]:

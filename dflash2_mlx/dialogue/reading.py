@@ -10,7 +10,7 @@ from dflash2_mlx.pair import Pair
 
 
 class Verbatim:
-    """Reads an answer to a raw prompt: all of it is text."""
+    """Reads an answer that is all text: one to a raw prompt, or in a form."""
 
     num_reasoning = 0
     done = False
@@ -29,7 +29,8 @@ AnswerReader = Segmenter | Verbatim
 
 def reader_for(pair: Pair, prepared: Prepared) -> AnswerReader:
     """What reads the answer to a request as thoughts, text and calls."""
-    if prepared.ask.prompt is not None:
+    in_a_form = prepared.ask.grammar is not None and not prepared.tools
+    if prepared.ask.prompt is not None or in_a_form:
         return Verbatim()
     return Segmenter(
         pair.tokenizer,

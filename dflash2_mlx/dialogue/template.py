@@ -150,7 +150,8 @@ def fit_messages(
         notes.append("this model's chat template has no tools: they are described in words")
         tools = ()
     if fitted and fitted[0]["role"] == "system" and not template.takes_system:
-        fitted = [{**fitted[0], "role": "user"}, *fitted[1:]]
+        instructions = [user(fitted[0]["content"])] if fitted[0]["content"] else []
+        fitted = [*instructions, *fitted[1:]]
     if not template.takes_repeated_roles:
         fitted = _merged_turns(fitted)
     fitted = [_with_arguments(message, template.takes_objects) for message in fitted]
@@ -198,8 +199,8 @@ def _merged_start(messages: Sequence[Message]) -> list[Message]:
     if count == 0:
         return list(messages)
     text = "\n\n".join(m["content"] for m in messages[:count] if m["content"])
-    first: list[Message] = [{"role": "system", "content": text}] if text else []
-    return [*first, *messages[count:]]
+    # An empty one stays: some templates have instructions of their own where there is none.
+    return [{"role": "system", "content": text}, *messages[count:]]
 
 
 def _as_note(message: Message) -> Message:

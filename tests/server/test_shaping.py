@@ -12,6 +12,7 @@ from dflash2_mlx.dialogue.events import Ask, Tool
 from dflash2_mlx.dialogue.prompt import prepare
 from dflash2_mlx.dialogue.template import Template, template_of
 from dflash2_mlx.errors import ContextExceeded, InvalidRequest, UnsupportedField
+from dflash2_mlx.grammar import Grammar
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.server.fields import read_tools
 from dflash2_mlx.server.shaping import plain
@@ -90,6 +91,12 @@ def calling(arguments: Any, content: Any = None) -> list[dict[str, Any]]:
 
 def texts(*parts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": part} for part in parts]
+
+
+def test_an_empty_system_message_stays_where_there_is_a_place_for_it() -> None:
+    """Some templates have instructions of their own where there is none."""
+    assert shown("plain", system(""), user("q"))[0] == "[system][user]q[go]"
+    assert shown("no system", system(""), user("q"))[0] == "[user]q[go]"
 
 
 # V13
@@ -259,6 +266,22 @@ def test_a_level_of_reasoning_is_taken_as_the_nearest_one(template, level, start
     said, notes = shown(template, user("a"), template={"reasoning_effort": level})
     assert said.split("[")[0] == start
     assert bool(notes) is noted
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "noted"),
+    [
+        ("thinking", {"enable_thinking": True}, True),
+        ("thinking", {"enable_thinking": False, "reasoning_effort": "high"}, False),
+        ("thinking", {"reasoning_effort": "none"}, False),
+        ("thinking", {}, False),
+        ("any level", {"reasoning_effort": "high"}, True),
+        ("any level", {"reasoning_effort": "minimal"}, False),
+    ],
+)
+def test_a_thought_that_a_form_leaves_no_room_for_is_noted(template, asked, noted) -> None:
+    _, notes = shown(template, user("a"), template=asked, grammar=Grammar.regex("a"))
+    assert any("no thought comes before it" in note for note in notes) is noted
 
 
 def test_a_level_means_nothing_to_a_model_without_reasoning_and_that_is_noted() -> None:
