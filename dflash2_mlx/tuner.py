@@ -16,6 +16,7 @@ PROBE_PASSES = 8  # passes in which a probe has to pay before drafting is taken 
 EXPLORED = 4  # passes of a width in a row, of which the middle ones tell its time
 PLAIN_DUE = range(16, 19)  # passes that time plain decoding, where that was not done lately,
 PLAIN_EVERY = 128  # of so many
+RIVAL_DUE = range(24, 24 + EXPLORED)  # those that time a width which may be better, of as many
 PARKED_EVERY = 4  # passes of a parked drafter, one of which is timed and decided about
 OPTIMISM = 0.15  # added to every acceptance rate when a width is given up before it was timed
 QUANTIZED_CAP = 5  # rows that MLX's wide quantized kernel serves with one read of the weights
@@ -155,6 +156,7 @@ class Pilot:
         self._running: int | None = None
         self._parking = parking or Parking()
         self._probe: Probe | None = None
+        self._rival: int | None = None  # a width that runs for a moment, to be timed
         self.probes = 0
         self.cap_lifted = False
         self._explores = not measured
@@ -169,6 +171,8 @@ class Pilot:
             return 1
         if self._probe:
             return self._look(self._probe, depth)
+        if (width := self._rival_due(depth)) is not None:
+            return width
         parking = self._parking
         running = 1 if self._dozes else self._decide(depth)
         if running > 1:
@@ -225,6 +229,25 @@ class Pilot:
             return False
         gain = self._gain(self._live.curve, self._running, depth, over=1)
         return math.log1p(gain) < 2 * self._live.doubt(1)
+
+    def _rival_due(self, depth: int) -> int | None:
+        """A width that may beat the running one if its time is less than it is taken for."""
+        place = self._passes % PLAIN_EVERY
+        if place not in RIVAL_DUE or self._running in (None, 1):
+            return None
+        if place == RIVAL_DUE.start:
+            self._rival = self._likeliest_rival(depth)
+        return self._rival
+
+    def _likeliest_rival(self, depth: int) -> int | None:
+        curve, hopes = self._live.curve, {}
+        for width in curve.widths:
+            if width in (1, self._running) or (self._cap is not None and width > self._cap):
+                continue
+            gain = self._gain(curve, width, depth, over=self._running or 1)
+            hopes[width] = math.log1p(gain) + 2 * self._live.doubt(width)
+        best = max(hopes, key=lambda width: hopes[width], default=None)
+        return best if best is not None and hopes[best] > MIN_GAIN else None
 
     def _hopeless(self, width: int, depth: int) -> bool:
         """Whether a timed width loses to plain decoding even if more drafts stood than so far."""

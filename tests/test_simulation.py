@@ -1,5 +1,6 @@
 """What the tuner gives away, on chips and texts that are played back to it."""
 
+import math
 import random
 import statistics
 from collections import defaultdict
@@ -142,6 +143,21 @@ def test_a_wandering_machine_costs_little_and_no_promise() -> None:
         found.append(replay(pilot, curve_of(chip), runs, NUM_TOKENS, depth, machine))
     assert statistics.mean(outcome.regret for outcome in found) <= 0.02
     assert min(outcome.speedup for outcome in found) >= MIN_SPEEDUP
+
+
+def test_times_that_were_wrong_are_found_out() -> None:
+    """P01: a width that is taken for slower than it is does not run; it is timed all the same."""
+    regrets = []
+    for seed, (chip, text, depth) in enumerate(CASES):
+        choose, true = random.Random(seed), curve_of(chip)
+        taken_for = {
+            w: ms * math.exp(choose.gauss(0, 0.2 * (w > 1))) for w, ms in true.base_ms.items()
+        }
+        live = LiveCurve(Curve(taken_for, true.slope_ms))
+        pilot = pilot_on(chip, live, measured=True, before=None)
+        runs = run_lengths(TEXTS[text], 2 * NUM_TOKENS, seed)
+        regrets.append(replay(pilot, true, runs, 2 * NUM_TOKENS, depth).regret)
+    assert statistics.mean(regrets) <= 0.025
 
 
 # Texts that change

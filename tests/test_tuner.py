@@ -449,3 +449,30 @@ def test_a_block_that_has_become_slow_by_itself_gives_way_to_plain_decoding() ->
     widths = fly(pilot, 2 * PLAIN_EVERY, mostly(8), {1: 10.0, 4: 60.0})
     assert pilot.parked
     assert widths[PLAIN_EVERY:].count(4) <= pilot.probes
+
+
+# Widths that were timed badly
+
+
+def test_a_width_that_was_taken_for_slow_is_timed_and_found_to_win() -> None:
+    live = LiveCurve(Curve({1: 10.0, 2: 13.0, 4: 22.0}))
+    live.watch(1, 0, 10.0)
+    pilot = Pilot(live, accepting(0.7), measured=True)
+    true = {1: 10.0, 2: 13.0, 4: 16.0}
+    widths = fly(pilot, 60, lambda place: [3, 0, 3, 1][place % 4], true)
+    assert set(widths[:10]) == {2}
+    assert set(widths[40:]) == {4}
+
+
+def test_a_width_that_cannot_win_is_not_timed_again() -> None:
+    pilot = pilot_for(KNEE, rate=0.6)
+    widths = fly(pilot, 400, lambda place: [3, 0, 1, 3, 2][place % 5], KNEE)
+    assert pilot.width == 4
+    assert 8 not in widths
+
+
+def test_no_more_than_the_cap_is_timed_for_a_quantized_target() -> None:
+    live = LiveCurve(Curve({1: 10.0, 4: 13.0, 8: 27.0}))
+    live.watch(1, 0, 10.0)
+    pilot = Pilot(live, accepting(0.8), measured=True, cap=5)
+    assert 8 not in fly(pilot, 100, lambda place: 3 + 4 * (place % 2), {1: 10.0, 4: 13.0, 8: 27.0})
