@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from dflash2_mlx.dialogue.events import Ask, Event, Level, Reasoning, Text
+from dflash2_mlx.dialogue.events import Ask, Event, Level
+from dflash2_mlx.dialogue.heard import Heard
 from dflash2_mlx.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -87,34 +88,24 @@ class Conversation:
             DFlashError: the question cannot be answered, for instance for its length.
         """
         from dflash2_mlx.dialogue.prompt import prepare
-        from dflash2_mlx.dialogue.reading import listen, reader_for
-        from dflash2_mlx.generation import stream_generate
+        from dflash2_mlx.dialogue.reading import begin, listen, reader_for
 
         self.result, self.notes = None, []
         question = {"role": "user", "content": text}
         prepared = prepare(self.pair, replace(self.asked, messages=(*self.messages, question)))
         self.notes = [told for told in prepared.notes if told not in self._told]
         self._told.update(self.notes)
-        generation = stream_generate(
-            self.pair,
-            prepared.ids,
-            prepared.sampling,
-            max_tokens=self.asked.max_tokens,
-            block_size=self.block_size,
-            exact=self.exact,
-            marks=prepared.marks,
-        )
-        reader = reader_for(self.pair, prepared)
-        answer = {"role": "assistant", "content": ""}
+        generation = begin(self.pair, prepared, block_size=self.block_size, exact=self.exact)
+        reader, heard = reader_for(self.pair, prepared), Heard()
         try:
             for event in listen(reader, generation):
-                _take_in(answer, event)
+                heard.take(event)
                 yield event
         finally:
             generation.close()
             self.result, self.num_thought = generation.result, reader.num_reasoning
-            if self.result.finish_reason or answer["content"] or len(answer) > 2:
-                self.turns += [question, answer]
+            if self.result.finish_reason or heard.text or heard.thought:
+                self.turns += [question, heard.message]
 
     def command(self, line: str) -> str:
         """Run a /command and return what there is to tell about it.
@@ -184,14 +175,6 @@ class Conversation:
         titles = {"system": "System", "user": "You", "assistant": self.pair.name}
         parts = [f"## {titles[m['role']]}\n\n{_as_paragraphs(m)}\n" for m in self.messages]
         return "\n".join([f"# Chat with {self.pair.name}\n", *parts])
-
-
-def _take_in(answer: dict[str, str], event: Event) -> None:
-    """Put a piece of an answer where templates look for it."""
-    if isinstance(event, Text):
-        answer["content"] += event.text
-    elif isinstance(event, Reasoning):
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + event.text
 
 
 def _as_paragraphs(message: dict[str, str]) -> str:

@@ -55,20 +55,12 @@ def generate(
     pair = model.load(sampling)
 
     from dflash2_mlx.dialogue.prompt import prepare
-    from dflash2_mlx.dialogue.reading import listen, reader_for
-    from dflash2_mlx.generation import stream_generate
+    from dflash2_mlx.dialogue.reading import begin, listen, reader_for
 
     prepared = prepare(pair, asked)
     for told in prepared.notes:
         note(told)
-    generation = stream_generate(
-        pair,
-        prepared.ids,
-        prepared.sampling,
-        max_tokens=asked.max_tokens,
-        block_size=model.block(),
-        exact=model.exact,
-    )
+    generation = begin(pair, prepared, block_size=model.block(), exact=model.exact)
     reader = reader_for(pair, prepared)
     with closing(generation):
         show(event for event in listen(reader, generation) if not as_json)

@@ -117,10 +117,10 @@ def _on_auto(by_kind: dict[str, dict[str, Figures]]) -> list[str]:
     found = {kind: ratios for kind, ratios in verdict(by_kind).items() if kind != ALL}
     if not found:
         return []
-    lines, compared = [], {"of_best_block": "the best fixed block", "of_plain": "plain decoding"}
-    if not any(name.startswith("block ") for by_name in by_kind.values() for name in by_name):
-        del compared["of_best_block"]
-    for name, words in compared.items():
+    lines, compared = [], [("of_plain", "plain decoding")]
+    if any(name.startswith("block ") for by_name in by_kind.values() for name in by_name):
+        compared.insert(0, ("of_best_block", "the best fixed block"))
+    for name, words in compared:
         kind = min(found, key=lambda kind: found[kind][name])
         lines.append(f"auto against {words}: at least {found[kind][name]:.2f}x ({kind})")
     return lines

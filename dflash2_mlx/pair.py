@@ -256,9 +256,11 @@ def load_pair(
         wrapped = _fitted(read.model, read.tokenizer, loaded, draft_folder)
         drafter_name = _drafter_name(drafter)
         revisions.append(f"{drafter_name} {revision_of(draft_folder)}")
-        notes += [set_draft_block(loaded, draft_block)] if draft_block is not None else []
-        notes += loaded.notes
-        notes += [f"drafting is off: {wrapped.undraftable}"] if wrapped.undraftable else []
+        if draft_block is not None:
+            notes.append(set_draft_block(loaded, draft_block))
+        notes.extend(loaded.notes)
+        if wrapped.undraftable:
+            notes.append(f"drafting is off: {wrapped.undraftable}")
     pair = Pair(
         wrapped,
         loaded,

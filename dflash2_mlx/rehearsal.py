@@ -9,11 +9,12 @@ from importlib.resources import files
 from typing import Any
 
 from dflash2_mlx.dialogue.events import Ask, Message, Tool
+from dflash2_mlx.dialogue.heard import Heard
 from dflash2_mlx.dialogue.prompt import prepare
 from dflash2_mlx.generation import Result, stream_generate
 from dflash2_mlx.pair import Pair
 from dflash2_mlx.prefix_cache import PrefixCache
-from dflash2_mlx.server.ahead import Listener, read_on
+from dflash2_mlx.server.ahead import read_on
 
 TRANSCRIPT = "agent_transcript.jsonl"
 
@@ -156,8 +157,7 @@ def _filler(pair: Pair, num_tokens: int) -> str:
 
 def _read_on(pair: Pair, ask: Ask, message: Message, block_size: int) -> int:
     """As the server does behind an answer, here with the session's own."""
-    heard = Listener(lambda *events: None)
-    heard.text, heard.thought = message["content"], message.get("reasoning_content", "")
+    heard = Heard(message["content"], message.get("reasoning_content", ""))
     heard.calls = [_flat(call) for call in message.get("tool_calls", ())]
     return read_on(pair, ask, heard, block_size, lambda done, total: None)
 

@@ -240,14 +240,15 @@ class Pilot:
         return self._rival
 
     def _likeliest_rival(self, depth: int) -> int | None:
-        curve, hopes = self._live.curve, {}
-        for width in curve.widths:
-            if width in (1, self._running) or (self._cap is not None and width > self._cap):
-                continue
-            gain = self._gain(curve, width, depth, over=self._running or 1)
-            hopes[width] = math.log1p(gain) + 2 * self._live.doubt(width)
-        best = max(hopes, key=lambda width: hopes[width], default=None)
-        return best if best is not None and hopes[best] > MIN_GAIN else None
+        curve, running = self._live.curve, self._running or 1
+
+        def hope(width: int) -> float:
+            gain = self._gain(curve, width, depth, over=running)
+            return math.log1p(gain) + 2 * self._live.doubt(width)
+
+        rivals = [w for w in curve.widths if w not in (1, running) and w <= (self._cap or w)]
+        best = max(rivals, key=hope, default=None)
+        return best if best is not None and hope(best) > MIN_GAIN else None
 
     def _hopeless(self, width: int, depth: int) -> bool:
         """Whether a timed width loses to plain decoding even if more drafts stood than so far."""

@@ -63,7 +63,7 @@ class FakeEngine:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeEngine":
         monkeypatch.setattr("dflash2_mlx.pair.load_pair", self.load_pair)
-        monkeypatch.setattr("dflash2_mlx.generation.stream_generate", self.stream_generate)
+        monkeypatch.setattr("dflash2_mlx.dialogue.reading.stream_generate", self.stream_generate)
         monkeypatch.setattr("dflash2_mlx.budget.plan_memory", self.plan_memory)
         monkeypatch.setattr("dflash2_mlx.budget.remember_plan", lambda pair, plan: None)
         monkeypatch.setattr("dflash2_mlx.exactness.exactness_of", self.exactness_of)

@@ -1,12 +1,35 @@
-"""What reads an answer, by what was asked."""
+"""Begins the answer to a prepared request, and reads it by what was asked."""
 
 from collections.abc import Iterator
 
+from dflash2_mlx.decode import OnPrefill
 from dflash2_mlx.dialogue.events import Event, Text
 from dflash2_mlx.dialogue.prompt import Prepared
 from dflash2_mlx.dialogue.segments import Segmenter
-from dflash2_mlx.generation import Generation
-from dflash2_mlx.pair import Pair
+from dflash2_mlx.generation import Generation, stream_generate
+from dflash2_mlx.pair import BlockSize, Pair
+
+
+def begin(
+    pair: Pair,
+    prepared: Prepared,
+    *,
+    block_size: BlockSize = "auto",
+    exact: bool = False,
+    on_prefill: OnPrefill | None = None,
+) -> Generation:
+    """The steps of the answer; raises what `stream_generate` does."""
+    return stream_generate(
+        pair,
+        prepared.ids,
+        prepared.sampling,
+        max_tokens=prepared.ask.max_tokens,
+        block_size=block_size,
+        exact=exact,
+        on_prefill=on_prefill,
+        marks=prepared.marks,
+        session=prepared.ask.session,
+    )
 
 
 class Verbatim:

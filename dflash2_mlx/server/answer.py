@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dflash2_mlx.chooser import TokenLogprobs
-from dflash2_mlx.dialogue.events import Ask, Done, Prefilling, ToolStart, Usage
+from dflash2_mlx.dialogue.events import Ask, Done, Event, Prefilling, ToolStart, Usage
+from dflash2_mlx.dialogue.heard import Heard
 from dflash2_mlx.dialogue.prompt import Prepared, prepare
-from dflash2_mlx.dialogue.reading import reader_for
+from dflash2_mlx.dialogue.reading import begin, reader_for
 from dflash2_mlx.errors import UnsupportedField
-from dflash2_mlx.generation import Generation, Result, stream_generate
+from dflash2_mlx.generation import Generation, Result
 from dflash2_mlx.pair import BlockSize, Pair
-from dflash2_mlx.server.ahead import Listener, read_on
+from dflash2_mlx.server.ahead import read_on
 from dflash2_mlx.server.job import Afterwards, Tell
 from dflash2_mlx.text import Detokenizer
 
@@ -41,22 +42,23 @@ class Answerer:
         prepared = prepare(pair, asked) if isinstance(asked, Ask) else asked
         if prepared.marks is None and pair.prefix_cache is not None:
             prepared = prepare(pair, prepared.ask)  # it came while there was no pair
-        tell = heard = Listener(tell)
         exact, prepared = self._settled(prepared)
-        generation = stream_generate(
+        generation = begin(
             pair,
-            prepared.ids,
-            prepared.sampling,
-            max_tokens=prepared.ask.max_tokens,
+            prepared,
             block_size=self.block_size,
             exact=exact,
             on_prefill=lambda done, total: tell(Prefilling(done, total)),
-            marks=prepared.marks,
-            session=prepared.ask.session,
         )
+        heard = Heard()
+
+        def hear(*events: Event) -> None:
+            heard.take(*events)
+            tell(*events)
+
         with closing(generation):
             tell(Prefilling(0, len(prepared.ids) - 1))
-            _tell_steps(pair, prepared, generation, tell)
+            _tell_steps(pair, prepared, generation, hear)
         return lambda go_on: read_on(pair, prepared.ask, heard, self.block_size, go_on)
 
     def _settled(self, prepared: Prepared) -> tuple[bool, Prepared]:

@@ -1,10 +1,10 @@
 """Messages of every shape that clients send, as plain ones: a role, a text, tool calls."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash2_mlx.dialogue.events import Message
+from dflash2_mlx.dialogue.heard import parsed_arguments
 from dflash2_mlx.errors import InvalidRequest, UnsupportedField
 
 ROLES = {
@@ -40,17 +40,6 @@ def text_of(content: Any, place: str) -> str:
     if isinstance(content, Sequence):
         return "".join(_part(part, f"{place}[{number}]") for number, part in enumerate(content))
     raise InvalidRequest(f"{place} is a {_kind(content)}, expected text or a list of parts", place)
-
-
-def parsed_arguments(arguments: Any) -> Any:
-    """A call's arguments as an object where they are one, else as they are."""
-    if not isinstance(arguments, str):
-        return {} if arguments is None else arguments
-    try:
-        loaded = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return loaded if isinstance(loaded, dict) else arguments
 
 
 def _plain(message: Mapping[str, Any], place: str) -> Message:

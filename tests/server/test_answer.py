@@ -26,7 +26,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         seen.append(exact)
         return stream_generate(*arguments, **options)
 
-    monkeypatch.setattr("dflash2_mlx.server.answer.stream_generate", watched)
+    monkeypatch.setattr("dflash2_mlx.dialogue.reading.stream_generate", watched)
     return seen
 
 
